@@ -101,7 +101,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--small", action="store_true")
     options = parser.parse_args()
-    print("load average", *[f"{one:.1f}" for one in os.getloadavg()])
+    print("load average", *[f"{load:.1f}" for load in os.getloadavg()])
     path = small() if options.small else half_billion(None)
     with LLM(path, num_slots=NUM_STREAMS, n_ctx=NUM_STREAMS * 256) as llm:
         start = time.perf_counter()
@@ -120,7 +120,7 @@ def main() -> None:
             ratios.append(found[NUM_STREAMS // 2] / found[0])
             print(f"none {found[0]:.1f} tok/s, 8 of 16 {found[NUM_STREAMS // 2]:.1f} tok/s, {ratios[-1]:.3f}")
         print(f"median {statistics.median(ratios):.3f} of {options.pairs} pairs")
-    print("load average", *[f"{one:.1f}" for one in os.getloadavg()])
+    print("load average", *[f"{load:.1f}" for load in os.getloadavg()])
 
 
 if __name__ == "__main__":

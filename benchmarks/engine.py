@@ -126,7 +126,7 @@ def engine_loop(model: Model, batch: int, num_ticks: int) -> tuple[float, float]
     at_once: dict[str, Any] = {"itl_target_ms": 1e6, "max_tick_ms": 1e6}
     with LLM(model, num_slots=batch, n_ctx=8192, instruments=(ticks,), **at_once) as llm, native_time() as native:
         ids = prompts(batch, PROMPT_TOKENS, model.n_vocab)
-        streams = [llm.stream(one, ENDLESS, interval=1_000_000) for one in ids]
+        streams = [llm.stream(token_id, ENDLESS, interval=1_000_000) for token_id in ids]
         if not ticks.is_enough.wait(600):
             raise SystemExit("the engine did not get that far in ten minutes")
         for stream in streams:

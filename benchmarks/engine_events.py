@@ -146,7 +146,7 @@ def look_costs(url: str, num_streams: int, seconds: float) -> Iterator[Passes]:
                 periods.append(end_s - ended_s if ended_s is not None and decodes else None)
                 ended_s = end_s if decodes else None
             first_s, *others_s = periods or [None]
-            found = [one for one in others_s if one is not None]
+            found = [seconds for seconds in others_s if seconds is not None]
             if first_s is not None and len(found) >= _LEAST_PASSES:
                 yield Passes(first_s, found)
 
@@ -188,9 +188,12 @@ def measure_looks(running: Running, num_streams: int, num_tokens: int, seconds: 
         raise SystemExit(
             f"{len(found)} looks with passes to compare with; measure for longer, or a model whose passes take longer"
         )
-    costs, pass_s = [one.cost_s for one in found], statistics.mean(one for each in found for one in each.others_s)
+    costs, pass_s = (
+        [look_cost.cost_s for look_cost in found],
+        statistics.mean(seconds for each in found for seconds in each.others_s),
+    )
     each_s, error_s = statistics.mean(costs), statistics.stdev(costs) / len(costs) ** 0.5
-    period_s = statistics.mean(one.first_s + sum(one.others_s) for one in found)
+    period_s = statistics.mean(look_cost.first_s + sum(look_cost.others_s) for look_cost in found)
     result = {
         "streams": num_streams,
         "looks": len(found),

@@ -56,7 +56,7 @@ def tokens_per_s(llm: LLM, num_streams: int, num_tokens: int) -> float:
     ids = prompts(num_streams, 16, llm.model.n_vocab)
     with ThreadPoolExecutor(num_streams) as threads:
         start = time.perf_counter()
-        streams = [llm.stream(one, params) for one in ids]
+        streams = [llm.stream(token_id, params) for token_id in ids]
         list(threads.map(lambda stream: [None for _ in stream], streams))
         return num_streams * num_tokens / (time.perf_counter() - start)
 
@@ -141,18 +141,18 @@ def kills(model: Path, wanted: int, num_tokens: int, between_s: tuple[float, flo
         different: list[Difference] = []
         with ThreadPoolExecutor(len(asked)) as threads, setting(done):
             while not done.is_set():
-                found = list(threads.map(lambda one: llm.generate(one[0], **one[1]), asked))
+                found = list(threads.map(lambda request: llm.generate(request[0], **request[1]), asked))
                 rounds += 1
                 different += [
-                    difference(vocabulary, one, a, b)
-                    for one, a, b in zip(asked, found, expected, strict=True)
+                    difference(vocabulary, item, a, b)
+                    for item, a, b in zip(asked, found, expected, strict=True)
                     if (a.token_ids, a.text) != (b.token_ids, b.text)
                 ]
         killer.join()
     print(
         f"{num_killed} kills, {rounds * len(asked)} streams, all complete; {len(different)} differ from when they ran alone "
-        f"({sum(one.is_greedy for one in different)} of them greedy), {sum(one.is_explained for one in different)} of these by "
-        f"the noise of the logits, which was {max((one.noise for one in different), default=0):.3f} at most"
+        f"({sum(run.is_greedy for run in different)} of them greedy), {sum(run.is_explained for run in different)} of these by "
+        f"the noise of the logits, which was {max((run.noise for run in different), default=0):.3f} at most"
     )
 
 

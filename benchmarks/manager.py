@@ -43,9 +43,9 @@ MIB = 1 << 20
 def tree_bytes(pid: int) -> int:
     """Return the memory of a process and its descendants; pages that several of them map count once."""
     total = 0
-    for one in tree(pid):
+    for item in tree(pid):
         with suppress(OSError, StopIteration):  # it has ended
-            text = Path(f"/proc/{one}/smaps_rollup").read_text(encoding="ascii")
+            text = Path(f"/proc/{item}/smaps_rollup").read_text(encoding="ascii")
             total += next(int(line.split()[1]) << 10 for line in text.splitlines() if line.startswith("Pss:"))
     return total
 
@@ -130,7 +130,9 @@ async def load(paths: Sequence[Path], seconds: float, num_clients: int, patience
     models = entries(paths)
     needed = await needs(models)
     budget = sum(sorted(needed)[-2:])
-    print(f"needs {', '.join(f'{one / MIB:.0f}' for one in needed)} MiB, budget {budget / MIB:.0f} MiB, {seconds:g} s")
+    print(
+        f"needs {', '.join(f'{need / MIB:.0f}' for need in needed)} MiB, budget {budget / MIB:.0f} MiB, {seconds:g} s"
+    )
     tally, sampler = Tally(), MemorySampler()
     sampler.start()
     loads: Counter[str] = Counter()

@@ -18,7 +18,7 @@ class MeanRatio:
     @classmethod
     def of(cls, ratios: Sequence[float], num_together: int = 1) -> MeanRatio:
         """Return the mean of ratios. num_together: of them, one after the other, that vary together: of one launch of servers."""
-        logs = [math.log(one) for one in ratios]
+        logs = [math.log(ratio) for ratio in ratios]
         groups = [statistics.fmean(logs[first : first + num_together]) for first in range(0, len(logs), num_together)]
         error = statistics.stdev(groups) / math.sqrt(len(groups)) if len(groups) > 1 else math.nan
         return cls(math.exp(statistics.fmean(logs)), error)

@@ -109,8 +109,8 @@ def turns(chat: Chat, seed: int) -> dict[str, float]:
 def questions(chat: Chat, seed: int) -> dict[str, float]:
     """Eight questions about one picture at once, 16 tokens each: seconds to the last token of all."""
     url = url_of(seed)
-    replies = together([lambda one=one: timed(chat, [about(url, one)], 16) for one in _QUESTIONS])  # type: ignore[misc]
-    begin_s, end_s = min(one.start_s for one in replies), max(one.times[-1] for one in replies)
+    replies = together([lambda question=question: timed(chat, [about(url, question)], 16) for question in _QUESTIONS])  # type: ignore[misc]
+    begin_s, end_s = min(reply.start_s for reply in replies), max(reply.times[-1] for reply in replies)
     return {"8 questions, s": end_s - begin_s}
 
 
@@ -149,8 +149,8 @@ def arrival(chat: Chat, seed: int) -> dict[str, float]:
 
     *streams, pictured = together([*(lambda n=n: stream(n) for n in range(4)), picture])
     end_s = pictured.times[0]
-    during = [gap for one in streams for gap in one.gaps(pictured.start_s, end_s)]
-    before = [gap for one in streams for gap in one.gaps(one.times[5], pictured.start_s)]
+    during = [gap for stream in streams for gap in stream.gaps(pictured.start_s, end_s)]
+    before = [gap for stream in streams for gap in stream.gaps(stream.times[5], pictured.start_s)]
     return {
         "longest gap, ms": 1000 * max(during),
         "median gap, ms": 1000 * statistics.median(during),
@@ -180,10 +180,10 @@ def together(works: Sequence[Callable[[], Timed]]) -> list[Timed]:
     for thread in threads:
         thread.join()
     found: list[Timed] = []
-    for one in outcomes:
-        if isinstance(one, BaseException):
-            raise one
-        found.append(one)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+        found.append(outcome)
     return found
 
 
@@ -211,8 +211,10 @@ def library(model: Path, mmproj: Path) -> Iterator[Chat]:
 
         def chat(messages: Messages, num_tokens: int) -> Iterator[str]:
             taken = [
-                one if isinstance(one["content"], str) else one | {"content": [loaded(part) for part in one["content"]]}
-                for one in messages
+                message
+                if isinstance(message["content"], str)
+                else message | {"content": [loaded(part) for part in message["content"]]}
+                for message in messages
             ]
             with llm.stream_chat(taken, max_tokens=num_tokens, **_GREEDY) as stream:
                 for chunk in stream:

@@ -81,12 +81,12 @@ class Passes:
         timed.operation_times()
         for _ in range(work.num_passes):
             work.run(timed)
-            for one in timed.operation_times():
-                self.operations.setdefault((one.operation, one.name, one.type), []).append(one)
+            for timing in timed.operation_times():
+                self.operations.setdefault((timing.operation, timing.name, timing.type), []).append(timing)
 
     def report(self, peaks: MachinePeaks) -> Iterator[str]:
         """Yield lines: an operation each, those that take longest first."""
-        medians = {key: statistics.median([one.seconds for one in seen]) for key, seen in self.operations.items()}
+        medians = {key: statistics.median([event.seconds for event in seen]) for key, seen in self.operations.items()}
         total, rest = sum(medians.values()), 0.0
         yield (
             f"{statistics.median(self.plain) * 1e3:.2f} ms; operations one by one {total * 1e3:.2f} ms, "

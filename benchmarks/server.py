@@ -183,11 +183,11 @@ async def speed(model: Path, num_streams: int, options: argparse.Namespace) -> N
 
             async def through_http(length: int) -> float:
                 return await speed_of(
-                    [http_stream(server.port, one, length, parses=options.json) for one in ids], length
+                    [http_stream(server.port, token_id, length, parses=options.json) for token_id in ids], length
                 )
 
             async def by_itself(length: int) -> float:
-                return await speed_of([own_stream(llm, one, length) for one in ids], length)
+                return await speed_of([own_stream(llm, token_id, length) for token_id in ids], length)
 
             await through_http(8), await by_itself(8)
             for pair in range(options.pairs):

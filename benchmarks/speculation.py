@@ -105,7 +105,10 @@ class StoryPrompts(PromptMaker):
 
     def token_ids(self, segments: tuple[Segment, ...], variation: int = 0) -> list[int]:
         """Return the ids of a beginning; of the segments their seeds alone count."""
-        words = [self.text(super(StoryPrompts, self).token_ids((Segment(one.seed, 1),), variation)) for one in segments]
+        words = [
+            self.text(super(StoryPrompts, self).token_ids((Segment(segment.seed, 1),), variation))
+            for segment in segments
+        ]
         return self._tokenizer.encode(f"Once upon a time there was a fox who had a{''.join(words)}. One day")
 
 
@@ -267,8 +270,8 @@ def report(drafts: str, width: int, found: dict[str, list[Outcome]], num_rounds:
         in_group = num_rounds
         if name == "paceline-drafts" and _OFF in found:
             base, in_group = found[_OFF], 1
-        ttft_s = statistics.median(one.ttft_s for one in outcomes)
-        gap_s = max(one.longest_gap_s for one in outcomes)
+        ttft_s = statistics.median(outcome.ttft_s for outcome in outcomes)
+        gap_s = max(outcome.longest_gap_s for outcome in outcomes)
         ratio = f" ({_ratio(outcomes, base, in_group)})" if base and base is not outcomes else ""
         print(f"; {name} {speed:.1f}{ratio}, TTFT {ttft_s:.2f} s, longest gap {gap_s:.2f} s", end="")
     for name in ("llama-server-drafts", "llama-server-tuned"):
@@ -287,22 +290,22 @@ def _ratio(outcomes: list[Outcome], base: list[Outcome], in_group: int) -> str:
 
     Two processes of the same server differ by a few per cent for as long as they live.
     """
-    ratios = [one.tokens_per_s / other.tokens_per_s for one, other in zip(outcomes, base, strict=True)]
+    ratios = [outcome.tokens_per_s / other.tokens_per_s for outcome, other in zip(outcomes, base, strict=True)]
     found = MeanRatio.of(ratios, in_group if len(ratios) > in_group else 1)
     error = "" if math.isnan(found.error) else f" +- {found.error:.3f}"
     return f"{found.mean:.3f}{error}"
 
 
 def _speed(outcomes: list[Outcome]) -> float:
-    return statistics.median(one.tokens_per_s for one in outcomes)
+    return statistics.median(outcome.tokens_per_s for outcome in outcomes)
 
 
 def _floats(text: str) -> list[float]:
-    return [float(one) for one in text.split(",")]
+    return [float(part) for part in text.split(",")]
 
 
 def _ints(text: str) -> list[int]:
-    return [int(one) for one in text.split(",")]
+    return [int(part) for part in text.split(",")]
 
 
 if __name__ == "__main__":

@@ -98,9 +98,9 @@ def decode(model: Model, pairs: int = 3) -> None:
         for pair in range(pairs):
             took: dict[bool, float] = {}
             for number, caches in enumerate((pair % 2 == 0, pair % 2 == 1)):
-                prompts = [ids(40, 1000 * pair + 100 * number + one, model.n_vocab) for one in range(8)]
+                prompts = [ids(40, 1000 * pair + 100 * number + i, model.n_vocab) for i in range(8)]
                 found: list[Completion] = llm.generate(prompts, ENDLESS.replace(max_tokens=96), cache_prompt=caches)
-                took[caches] = statistics.median([one.usage.decode_s for one in found])
+                took[caches] = statistics.median([completion.usage.decode_s for completion in found])
             ratios.append(took[False] / took[True])
     print(
         f"decode: {statistics.median(ratios):.3f} of the speed without ({min(ratios):.3f}-{max(ratios):.3f})",
@@ -138,8 +138,8 @@ def turns(model: Model) -> None:
         start = time.perf_counter()
         for turn in range(4):
             found: list[Completion] = llm.generate(histories, ENDLESS.replace(max_tokens=24))
-            for number, one in enumerate(found):
-                histories[number] += [*one.token_ids, *ids(24, 100 * turn + number, model.n_vocab)]
+            for number, completion in enumerate(found):
+                histories[number] += [*completion.token_ids, *ids(24, 100 * turn + number, model.n_vocab)]
         took_s = time.perf_counter() - start
         print(f"turns: {took_s:.1f} s, {computed(llm)} prompt tokens computed", flush=True)
 

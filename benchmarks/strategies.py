@@ -132,7 +132,7 @@ def run(model: Model, load: str, streams: int, strategy: str) -> Figures:
     requests = jobs(load, streams, model.n_vocab)
     loop, late = ClosedLoop(requests), int(load == "beside")
     n_ctx = (streams + late) * max(
-        256, max(len(one.prompt) for one in requests[: len(requests) - late]) + 256
+        256, max(len(request.prompt) for request in requests[: len(requests) - late]) + 256
     ) + 2304 * late
     options = {"num_slots": streams + late, "n_ctx": n_ctx, "cache_prompt": False}
     with LLM(model, strategy=strategy, instruments=[loop], **options) as llm:  # type: ignore[arg-type]
@@ -156,7 +156,7 @@ def run(model: Model, load: str, streams: int, strategy: str) -> Figures:
 
 def medians(rounds: Sequence[Figures]) -> Figures:
     """Each figure's median."""
-    return Figures(*(statistics.median(getattr(one, name) for one in rounds) for name in Figures.__slots__))
+    return Figures(*(statistics.median(getattr(round_, name) for round_ in rounds) for name in Figures.__slots__))
 
 
 def draw(path: Path, title: str, found: dict[str, Figures]) -> None:
@@ -167,11 +167,11 @@ def draw(path: Path, title: str, found: dict[str, Figures]) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
-    best = max(one.tokens_per_s for one in found.values())
-    for name, one in found.items():
-        axes.plot(one.longest_s, one.tokens_per_s / best, "o")
+    best = max(item.tokens_per_s for item in found.values())
+    for name, item in found.items():
+        axes.plot(item.longest_s, item.tokens_per_s / best, "o")
         axes.annotate(
-            name, (one.longest_s, one.tokens_per_s / best), textcoords="offset points", xytext=(6, 4), fontsize=8
+            name, (item.longest_s, item.tokens_per_s / best), textcoords="offset points", xytext=(6, 4), fontsize=8
         )
     axes.set(
         xscale="log",
@@ -203,7 +203,7 @@ def main() -> None:
             seen.append(run(model, options.load, options.streams, name))
             print(f"round {number + 1}: {name}: {seen[-1]}", flush=True)
     found = {name: medians(seen) for name, seen in rounds.items()}
-    best = max(one.tokens_per_s for one in found.values())
+    best = max(item.tokens_per_s for item in found.values())
     title = f"{options.streams} streams, {options.load}; {model.desc}, {os.cpu_count()} cores"
     print(f"\n{title}, medians of {options.rounds} rounds\n")
     print(
@@ -211,10 +211,10 @@ def main() -> None:
         + "|---" * 8
         + "|"
     )
-    for name, one in found.items():
-        gaps = f"{1000 * one.itl_median_s:.0f} | {1000 * one.itl_p99_s:.0f} | {1000 * one.longest_s:.0f}"
-        ttfts = f"{one.ttft_median_s:.2f} | {one.ttft_longest_s:.2f}"
-        print(f"| {name} | {one.tokens_per_s / best:.3f} | {one.tokens_per_s:.1f} | {gaps} | {ttfts} |")
+    for name, item in found.items():
+        gaps = f"{1000 * item.itl_median_s:.0f} | {1000 * item.itl_p99_s:.0f} | {1000 * item.longest_s:.0f}"
+        ttfts = f"{item.ttft_median_s:.2f} | {item.ttft_longest_s:.2f}"
+        print(f"| {name} | {item.tokens_per_s / best:.3f} | {item.tokens_per_s:.1f} | {gaps} | {ttfts} |")
     if options.picture:
         draw(options.picture, title, found)
 

@@ -118,9 +118,9 @@ def _tensors(path: Path) -> dict[str, Any]:
 
 
 def _flush(tensors: dict[str, Any]) -> None:
-    for one in tensors.values():
-        assert isinstance(one, np.memmap), "the reader maps the file"
-        one.flush()
+    for tensor in tensors.values():
+        assert isinstance(tensor, np.memmap), "the reader maps the file"
+        tensor.flush()
 
 
 def _walk(num_tokens: int, control: tuple[int, ...], share_wrong: float) -> tuple[Ids, Ids]:

@@ -13,7 +13,7 @@ ANIMALS = ("fox", "owl", "bear", "duck", "cow", "mouse", "goat", "otter")
 
 
 def main(file: str | None = None) -> None:
-    prompts = Path(file).read_text().splitlines() if file else [f"A little {one}" for one in ANIMALS]
+    prompts = Path(file).read_text().splitlines() if file else [f"A little {animal}" for animal in ANIMALS]
     with paceline.LLM(num_slots=8) as llm:
         start = time.perf_counter()
         completions = llm.generate(prompts, max_tokens=40, progress=True)

@@ -14,7 +14,9 @@ class SmallChunks:
 
     def plan(self, view: SchedulerView, budget: int) -> Sequence[TokenAllocation]:
         allocations, prefill = [], min(16, budget)
-        for sequence in sorted(view.sequences, key=lambda one: (not one.is_decoding, one.last_tick, one.order)):
+        for sequence in sorted(
+            view.sequences, key=lambda sequence: (not sequence.is_decoding, sequence.last_tick, sequence.order)
+        ):
             tokens = min(sequence.limit, budget if sequence.is_decoding else min(budget, prefill))
             if tokens > 0:
                 allocations.append(TokenAllocation(sequence.key, tokens))

@@ -24,7 +24,10 @@ class LineFormat:
 
     def render_turn(self, turn: Turn, options: ChatOptions, *, has_call_grammar: bool = False) -> RenderedPrompt:
         self.turns.append((turn, options))
-        lines = [f"{one['role']}: {one['content']}{json.dumps(one.get('tool_calls', ''))}\n" for one in turn.messages]
+        lines = [
+            f"{message['role']}: {message['content']}{json.dumps(message.get('tool_calls', ''))}\n"
+            for message in turn.messages
+        ]
         return RenderedPrompt("".join(lines) + "assistant: ", eog_ids=self.tokenizer.eog_ids)
 
     def encode(self, rendered: RenderedPrompt) -> list[int]:

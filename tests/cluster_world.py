@@ -127,7 +127,7 @@ class MemoryReplica:
         self.adapters = [*self.adapters, name]
 
     def unload_lora(self, name: str, *, timeout_s: float | None = 30.0) -> None:
-        self.adapters = [one for one in self.adapters if one != name]
+        self.adapters = [adapter for adapter in self.adapters if adapter != name]
 
     def stats(self) -> MetricsSnapshot:
         return self._metrics.snapshot()
@@ -182,8 +182,8 @@ class MemoryCalls:
         while not self._world.members:
             await self._members_changed.wait()
         self._world.routed.append(prompt)
-        names = [one for one in self._world.members if one not in avoid] or list(self._world.members)
-        chosen = min(names, key=lambda one: (one not in self._world.preferred, self._service(one).num_open))
+        names = [member for member in self._world.members if member not in avoid] or list(self._world.members)
+        chosen = min(names, key=lambda name: (name not in self._world.preferred, self._service(name).num_open))
         return await self.call(chosen, method, *args)
 
     async def call(self, replica_id: str, method: Any, *args: Any) -> Any:
@@ -215,13 +215,13 @@ class MemoryCalls:
         broken = self._broken[replica_id] = asyncio.Event()
         frames = getattr(self._service(replica_id), method)(*args)
         while True:
-            waits = [asyncio.ensure_future(one) for one in (anext(frames, None), gone.wait(), broken.wait())]
+            waits = [asyncio.ensure_future(item) for item in (anext(frames, None), gone.wait(), broken.wait())]
             try:
                 await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                for one in waits:
-                    if not one.done():
-                        one.cancel()
+                for wait in waits:
+                    if not wait.done():
+                        wait.cancel()
             self._check(replica_id)
             if broken.is_set():
                 raise ReplicaGone("its events broke", replica_id)
@@ -331,5 +331,5 @@ class ClusterWorld:
         asyncio.run_coroutine_threadsafe(run(), self._known.loop).result(PATIENCE_S)
 
     def close(self) -> None:
-        for one in self.replicas.values():
-            one.close()
+        for replica in self.replicas.values():
+            replica.close()

@@ -46,7 +46,7 @@ class FakeDraftBackend:
         if self.failures:
             raise self.failures.pop(0)
         self.memory.needs(num_tokens)
-        self.passes.append([DraftRow(one.seq_id, one.position, list(one.token_ids), one.draws) for one in rows])
+        self.passes.append([DraftRow(row.seq_id, row.position, list(row.token_ids), row.draws) for row in rows])
         return [self._compute(row) for row in rows]
 
     def _compute(self, row: DraftRow) -> DraftToken | None:
@@ -85,11 +85,11 @@ def check_drafter(drafter: ModelDrafter, backend: FakeDraftBackend) -> None:
     """The cells hold what the drafter takes them to hold, but for operations that the next pass carries out."""
     drafter.check()
     drafter._operate(drafter._cache.take_operations())
-    for one in drafter._sequences.values():
-        if one.seq_id is not None:
-            assert backend.memory.length(one.seq_id) == one.num_computed_tokens
+    for sequence in drafter._sequences.values():
+        if sequence.seq_id is not None:
+            assert backend.memory.length(sequence.seq_id) == sequence.num_computed_tokens
             alone = FakeMemory(4096, 1, "attention", 0)
-            if one.num_computed_tokens:
-                alone.append(0, 0, one.token_ids[: one.num_computed_tokens])
-            assert backend.memory.hashes(one.seq_id) == alone.hashes(0)
+            if sequence.num_computed_tokens:
+                alone.append(0, 0, sequence.token_ids[: sequence.num_computed_tokens])
+            assert backend.memory.hashes(sequence.seq_id) == alone.hashes(0)
     assert backend.memory.num_used == drafter._cache.num_cells

@@ -29,7 +29,7 @@ class Oracle:
     """
 
     def __init__(self, futures: Sequence[Sequence[int]] = (), *, error_rate: float = 0.0, seed: int = 0) -> None:
-        self.futures = [list(one) for one in futures]
+        self.futures = [list(future) for future in futures]
         self.known: dict[int, list[int]] = {}
         self.proposed: dict[int, list[int]] = {}
         self.num_proposals = 0
@@ -43,9 +43,11 @@ class Oracle:
         assert max_tokens >= 1
         assert not self.proposed.get(key), "the last proposal was neither observed nor rolled back"
         known = self.known[key]
-        future = next((one for one in self.futures if len(one) > len(known) and one[: len(known)] == known), known)
+        future = next(
+            (future for future in self.futures if len(future) > len(known) and future[: len(known)] == known), known
+        )
         right = future[len(known) : len(known) + max_tokens]
-        drafts = [self._random.randrange(258) if self._random.random() < self._error_rate else one for one in right]
+        drafts = [self._random.randrange(258) if self._random.random() < self._error_rate else item for item in right]
         self.proposed[key] = drafts
         self.num_proposals += bool(drafts)
         return drafts

@@ -109,7 +109,7 @@ class Outcome:
         return [token for chunk in self.of_choice(choice) for token in chunk.token_ids]
 
     def logprobs(self, choice: int = 0) -> list[TokenLogprobs]:
-        return [one for chunk in self.of_choice(choice) for one in chunk.logprobs]
+        return [token for chunk in self.of_choice(choice) for token in chunk.logprobs]
 
     def last(self, choice: int = 0) -> StreamChunk:
         """The chunk with which a choice ended."""
@@ -201,10 +201,14 @@ def check_memory(scheduler: Scheduler, backend: FakeBackend) -> None:
     """What lies in memory is what running and kept ones have, and what is about to be removed."""
     held, cache = backend.memory._sequences, scheduler.kv_cache
     there = {sequence.seq_id for sequence in scheduler.running} | set(cache._offloader.seq_ids)
-    leaving = {one.seq_id for one in cache._cells.operations if isinstance(one, Remove)}
-    cut = {one.seq_id: one.num_tokens for one in cache._cells.operations if isinstance(one, Truncate)}
+    leaving = {operation.seq_id for operation in cache._cells.operations if isinstance(operation, Remove)}
+    cut = {
+        operation.seq_id: operation.num_tokens
+        for operation in cache._cells.operations
+        if isinstance(operation, Truncate)
+    }
     assert there.isdisjoint(leaving)
-    assert {seq_id for seq_id, one in enumerate(held) if one.hashes} <= there | leaving
+    assert {seq_id for seq_id, item in enumerate(held) if item.hashes} <= there | leaving
     for sequence in scheduler.running:
         assert sequence.seq_id is not None
         assert len(held[sequence.seq_id].hashes) == sequence.num_computed_tokens
@@ -323,7 +327,7 @@ class World:
         self._next_key += 1
         self.imported[self._next_key] = None
         namespace = prefix_namespace(RequestOptions(**options))
-        ranges = tuple((one.start, one.start + len(one.hashes), one) for one in states)
+        ranges = tuple((state.start, state.start + len(state.hashes), state) for state in states)
         tokens = pack_tokens(token_ids)
 
         def bring_in(engine: Engine) -> Any:
@@ -416,7 +420,7 @@ class World:
         self._check_memory()
         open_keys = {key for key, outcome in self.outcomes.items() if outcome.terminal is None}
         waiting_to_begin = {command.request.key for command in self.commands.queue if isinstance(command, Submit)}
-        known = set(self.scheduler._requests) | {one.key for one in self.scheduler._embedding._queue.requests}
+        known = set(self.scheduler._requests) | {request.key for request in self.scheduler._embedding._queue.requests}
         open_keys |= self.embedding_requests.keys() - self.embedded.keys()
         assert open_keys - waiting_to_begin == known
 

@@ -23,7 +23,7 @@ def assert_same_but_for_near_ties(
     llm: LLM, prompt: Sequence[int], expected: Sequence[int], found: Sequence[int]
 ) -> None:
     """Assert that greedy tokens are the same up to their end, or up to two tokens that are as likely as each other."""
-    index = next((i for i, (one, other) in enumerate(zip(expected, found, strict=False)) if one != other), None)
+    index = next((i for i, (item, other) in enumerate(zip(expected, found, strict=False)) if item != other), None)
     if index is None:
         assert list(found) == list(expected)
         return

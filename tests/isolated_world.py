@@ -39,10 +39,10 @@ class WireLink:
 
     @property
     def received(self) -> list[messages.Up]:
-        return [one for write in self.writes for one in write]
+        return [item for write in self.writes for item in write]
 
     def send(self, *sent: bytes) -> None:
-        self.writes.append([messages.decode_up(one) for one in self._reader.feed(b"".join(map(framed, sent)))])
+        self.writes.append([messages.decode_up(frame) for frame in self._reader.feed(b"".join(map(framed, sent)))])
 
 
 class WorkerLife:
@@ -69,7 +69,12 @@ class WorkerLife:
     def tick(self) -> list[RequestEvent]:
         self.sink.deliver(self.engine.tick())
         self.check()
-        parts = [event for one in self.link.received if isinstance(one, messages.Happened) for event in one.events]
+        parts = [
+            event
+            for message in self.link.received
+            if isinstance(message, messages.Happened)
+            for event in message.events
+        ]
         self.link.writes.clear()
         return parts
 
@@ -103,7 +108,7 @@ class ReaderOutcome:
 
     def summary(self) -> list[tuple[Any, ...]]:
         """Per choice everything that must not depend on deaths."""
-        return [self._choice([one for one in self.chunks if one.choice == choice]) for choice in range(self.n)]
+        return [self._choice([chunk for chunk in self.chunks if chunk.choice == choice]) for choice in range(self.n)]
 
     @property
     def n(self) -> int:
@@ -119,8 +124,8 @@ class ReaderOutcome:
         return (
             tuple(token for chunk in chunks for token in chunk.token_ids),
             "".join(chunk.text for chunk in chunks),
-            tuple(one for chunk in chunks for one in chunk.logprobs),
-            tuple(one for chunk in chunks for one in chunk.prompt_logprobs),
+            tuple(token for chunk in chunks for token in chunk.logprobs),
+            tuple(token for chunk in chunks for token in chunk.prompt_logprobs),
             [chunk.finish_reason for chunk in chunks if chunk.finish_reason],
             last.stop,
             last.stop_token_ids,

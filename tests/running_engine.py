@@ -178,7 +178,9 @@ def in_threads(*functions: Any) -> None:
 def _stack_of(thread: threading.Thread) -> str:
     """Return where a thread hangs, and the engines' threads that it may wait for."""
     frames = sys._current_frames()
-    waits = [one for one in threading.enumerate() if one is thread or one.name.startswith("paceline-engine")]
+    waits = [entry for entry in threading.enumerate() if entry is thread or entry.name.startswith("paceline-engine")]
     return "\n".join(
-        f"{one.name}:\n" + "".join(traceback.format_stack(frames[one.ident])) for one in waits if one.ident in frames
+        f"{wait.name}:\n" + "".join(traceback.format_stack(frames[wait.ident]))
+        for wait in waits
+        if wait.ident in frames
     )

@@ -134,7 +134,7 @@ class StreamWorld:
                 running.append(world.submit(prompt, max_tokens=96, ignore_eos=True))
                 num_sent += 1
             world.take(world.engine.tick())
-            running = [one for one in running if one.terminal is None]
+            running = [sequence for sequence in running if sequence.terminal is None]
         return count * 96 / (world.clock.now() - begin_s)
 
 

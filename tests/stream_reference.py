@@ -68,7 +68,7 @@ def _bytes(tokens: Sequence[int], pieces: Sequence[bytes]) -> bytes:
 def _first(data: bytes, stops: Sequence[str]) -> tuple[int, str] | None:
     """Where the first stop in the bytes begins, and the shortest that begins there."""
     for begin in range(len(data)):
-        for stop in sorted(stops, key=lambda one: len(one.encode())):
+        for stop in sorted(stops, key=lambda stop: len(stop.encode())):
             if data.startswith(stop.encode(), begin):
                 return begin, stop
     return None

@@ -22,9 +22,12 @@ class ShowKeywords(griffe.Extension):
         shown = inspect.signature(getattr(importlib.import_module(cls.module.path), cls.name)).parameters
         keywords = [
             griffe.Parameter(
-                name, annotation=one.annotation, kind=griffe.ParameterKind.keyword_only, default=repr(one.default)
+                name,
+                annotation=parameter.annotation,
+                kind=griffe.ParameterKind.keyword_only,
+                default=repr(parameter.default),
             )
-            for name, one in shown.items()
+            for name, parameter in shown.items()
             if name not in constructor.parameters
         ]
         constructor.parameters = griffe.Parameters(*list(constructor.parameters)[:-1], *keywords)

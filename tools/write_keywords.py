@@ -120,7 +120,9 @@ def _options(source: Any) -> dict[str, str]:
         module = sys.modules[source.__module__]
     else:
         parameters = inspect.signature(source).parameters.values()
-        hints = {one.name: one.annotation for one in parameters if one.kind is one.KEYWORD_ONLY}
+        hints = {
+            parameter.name: parameter.annotation for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY
+        }
         module = sys.modules[source.__module__]
     return {name: _accepted(str(hint), vars(module)) for name, hint in hints.items()}
 

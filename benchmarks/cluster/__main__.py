@@ -29,7 +29,7 @@ def main() -> None:
         for name in options.traces.split(","):
             shape = Shape(options.load * num_replicas, options.requests * num_replicas, options.seed)
             trace = TRACES[name](shape) if name in TRACES else read_trace(Path(name))
-            print(f"\n{name}, {num_replicas} replicas, {sum(len(one.turns) for one in trace)} requests")
+            print(f"\n{name}, {num_replicas} replicas, {sum(len(record.turns) for record in trace)} requests")
             print(f"{'':16}computed  hit rate  TTFT p50     p99  imbalance  digest bytes")
             compare(options, num_replicas, trace)
 

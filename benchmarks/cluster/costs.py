@@ -51,7 +51,7 @@ def median_ms(do: Callable[[], object]) -> float:
 
 def digest_of(hashes: list[int]) -> PrefixDigest:
     """Return a digest of these hashes."""
-    return PrefixDigest(tuple(HashedPrefix(f"{one:016x}{0:016x}", BLOCK_TOKENS) for one in hashes))
+    return PrefixDigest(tuple(HashedPrefix(f"{value:016x}{0:016x}", BLOCK_TOKENS) for value in hashes))
 
 
 def route(num_replicas: int) -> None:

@@ -115,7 +115,7 @@ class PrefixAffinity(_Blind):
 
     def _num_known(self, prompt: PromptBlocks, name: str) -> int:
         sent = self._sent.get(name, set())
-        return next((place for place, one in enumerate(prompt.hashes) if one not in sent), len(prompt.hashes))
+        return next((place for place, value in enumerate(prompt.hashes) if value not in sent), len(prompt.hashes))
 
 
 class Ours:

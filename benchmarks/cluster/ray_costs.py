@@ -103,14 +103,14 @@ async def _round(port: int, pid: int, num_streams: int, number: int) -> tuple[fl
         for index in range(num_streams)
     ]
     cpu_s, start_s = _cpu_s(pid), time.perf_counter()
-    replies = await asyncio.gather(*(stream(port, LlamaServerDialect(), one, on_events=_count) for one in calls))
+    replies = await asyncio.gather(*(stream(port, LlamaServerDialect(), call, on_events=_count) for call in calls))
     elapsed_s, cpu_s = time.perf_counter() - start_s, _cpu_s(pid) - cpu_s
-    assert all(one.num_generated == NUM_TOKENS for one in replies), [one.problem for one in replies]
-    gaps = sorted(gap for one in replies for gap in _gaps(one))
+    assert all(reply.num_generated == NUM_TOKENS for reply in replies), [reply.problem for reply in replies]
+    gaps = sorted(gap for reply in replies for gap in _gaps(reply))
     num_tokens = num_streams * NUM_TOKENS
     return (
         num_tokens / elapsed_s,
-        1000 * statistics.median(one.times_s[0] - one.start_s for one in replies),
+        1000 * statistics.median(reply.times_s[0] - reply.start_s for reply in replies),
         1000 * statistics.median(gaps),
         1000 * gaps[int(0.99 * len(gaps))],
         1000 * cpu_s / num_tokens,

@@ -75,7 +75,7 @@ class Simulation:
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._order, self._keys = count(), count()
         self._going_on: dict[int, tuple[Dialogue, int]] = {}
-        self._num_left = sum(len(one.turns) for one in trace)
+        self._num_left = sum(len(record.turns) for record in trace)
         self._missed: set[str] = set()
         self.outcome = Outcome()
         for dialogue in trace:
@@ -91,7 +91,7 @@ class Simulation:
         while self._num_left:
             now_s, _, do = heapq.heappop(self._events)
             do(now_s)
-        self.outcome.busy_s = [one.busy_s for one in self._replicas.values()]
+        self.outcome.busy_s = [replica.busy_s for replica in self._replicas.values()]
         return self.outcome
 
     def _at(self, when_s: float, do: Callable[[float], None]) -> None:

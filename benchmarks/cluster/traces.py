@@ -92,7 +92,7 @@ def agents(shape: Shape) -> list[Dialogue]:
         for _ in range(num_branches):
             turn = Turn(tokens(random, random.randint(16, 128)), random.randint(8, 32))
             found.append(Dialogue(now_s + random.random() * 2.0, context, (turn,)))
-    return sorted(found, key=lambda one: one.start_s)
+    return sorted(found, key=lambda item: item.start_s)
 
 
 TRACES: dict[str, Callable[[Shape], list[Dialogue]]] = {
@@ -110,4 +110,4 @@ def read_trace(path: Path) -> list[Dialogue]:
 
 def write_trace(path: Path, trace: list[Dialogue]) -> None:
     """Write a trace as `read_trace` reads it."""
-    path.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in trace))
+    path.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in trace))

@@ -114,11 +114,11 @@ def list_workloads(_: argparse.Namespace) -> None:
 def run_workloads(options: argparse.Namespace) -> None:
     """Run the steps that are missing."""
     workloads = options.workloads or [
-        one.name for one in WORKLOADS.values() if one.is_for_states == (options.model is not None)
+        workload.name for workload in WORKLOADS.values() if workload.is_for_states == (options.model is not None)
     ]
     if unknown := set(workloads) - set(WORKLOADS):
         raise SystemExit(f"no workload {', '.join(sorted(unknown))}: python -m benchmarks.peers list")
-    if options.model and (named := [one for one in workloads if WORKLOADS[one].num_adapters]):
+    if options.model and (named := [workload for workload in workloads if WORKLOADS[workload].num_adapters]):
         raise SystemExit(f"{', '.join(named)}: {options.model} has no LoRA adapters")
     if others := {name for name in options.servers if name.partition("@")[0] not in NAMES}:
         raise SystemExit(f"no server {', '.join(sorted(others))}: choose from {', '.join(NAMES)}, with @ and a variant")

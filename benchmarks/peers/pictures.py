@@ -68,8 +68,11 @@ def _throughput(records: Records, kind: str) -> Any:
                 points.append((workload.width or 0, spread(list(found.values()))))
         points.sort(key=lambda point: point[0])
         if points:
-            medians = [one.median for _, one in points]
-            bars = [[one.median - one.least for _, one in points], [one.most - one.median for _, one in points]]
+            medians = [point.median for _, point in points]
+            bars = [
+                [point.median - point.least for _, point in points],
+                [point.most - point.median for _, point in points],
+            ]
             axes.errorbar(
                 [width for width, _ in points], medians, yerr=bars, label=server, color=colour, marker="o", capsize=2
             )
@@ -109,7 +112,7 @@ def _trade(name: str, servers: dict[str, Sequence[Record]] | Any) -> Any:
         wanted: tuple[tuple[str, Figure], ...] = ((role, "longest_gap_s"), ("all", "tokens_per_s"))
         points = [values(servers[server], workload, of, figure) for of, figure in wanted]
         if all(points):
-            gap, speed = (spread(list(one.values())).median for one in points)
+            gap, speed = (spread(list(point.values())).median for point in points)
             axes.plot([gap], [speed], "o", color=colour)
             axes.annotate(server, (gap, speed), xytext=(5, 3), textcoords="offset points", fontsize=8)
     axes.margins(x=0.3)

@@ -77,7 +77,7 @@ def headlines(records: Records) -> str:
         cells = [workload.title, TITLES[figure] + ("" if role == "all" else f" ({role})")]
         cells += [_number(spread(list(column.values())).median) if column else "" for column in columns]
         cells += [_ratio(ratios(columns[0], column)) for column in columns[1:]]
-        cells.append("; ".join(_verdict(one) for one in verdicts(workload, servers)))
+        cells.append("; ".join(_verdict(verdict) for verdict in verdicts(workload, servers)))
         rows.append("| " + " | ".join(cells) + " |")
     return "\n".join(rows)
 

@@ -65,9 +65,9 @@ class Suite:
         still know those of earlier ones.
         """
         missing = [
-            one
-            for one in steps([workload], servers, num_rounds)
-            if not self._results.has(workload, one.server, one.round)
+            step
+            for step in steps([workload], servers, num_rounds)
+            if not self._results.has(workload, step.server, step.round)
         ]
         with contextlib.ExitStack() as stack:
             kept: dict[str, Running] = {}

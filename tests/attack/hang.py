@@ -160,7 +160,7 @@ def torn_streams() -> str:
                 begin = time.monotonic()
                 found = [ids_of(channel) for channel in channels]
                 longest_s = max(longest_s, time.monotonic() - begin)
-            num_wrong += sum(one != other for one, other in zip(found, whole, strict=True))
+            num_wrong += sum(item != other for item, other in zip(found, whole, strict=True))
             assert engine.heartbeat().num_hangs == turn, "the worker was not replaced"
     finally:
         engine.close()

@@ -89,9 +89,11 @@ class ChatPage:
         """The content of the last reply of this conversation as it is saved, Markdown and all."""
         conversation = self.conversation().removeprefix("/chat/")
         replies = [
-            one for one in self.saved_messages() if (one["conversation"], one["role"]) == (conversation, "assistant")
+            message
+            for message in self.saved_messages()
+            if (message["conversation"], message["role"]) == (conversation, "assistant")
         ]
-        return str(max(replies, key=lambda one: one["createdAt"])["content"])
+        return str(max(replies, key=lambda reply: reply["createdAt"])["content"])
 
     def wait_stored(self, at_least: int) -> str:
         """Wait until so many characters of the last reply are saved; return them."""

@@ -366,7 +366,7 @@ def test_conversation_that_another_tab_deletes_is_left(endless: Served, open_pag
     chat.set_parameters(Most_tokens="5")
     chat.send("Write anew.")
     chat.wait_done()
-    assert {one["role"] for one in chat.saved_messages()} == {"user", "assistant"}
+    assert {message["role"] for message in chat.saved_messages()} == {"user", "assistant"}
     assert len(chat.saved_messages()) == 2
     assert not other.failures
 

@@ -24,7 +24,7 @@ def start(served: Served, number: int, max_tokens: int = 1500) -> list[threading
         body = {"messages": messages, "max_tokens": max_tokens}
         httpx.post(f"{served.url}/v1/chat/completions", json=body, timeout=100)
 
-    threads = [threading.Thread(target=run, args=(one,)) for one in range(number)]
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(number)]
     for thread in threads:
         thread.start()
     return threads

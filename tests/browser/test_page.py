@@ -182,7 +182,7 @@ def test_key_is_asked_for_and_kept_in_the_session(open_page: Open) -> None:
         chat.page.get_by_text("paceline-demo").first.wait_for()
         wait_count(dialog, 0)
         stored = chat.page.evaluate("[JSON.stringify(localStorage), document.cookie]")
-        assert not any(KEY in one for one in stored)
+        assert not any(KEY in item for item in stored)
         chat.page.get_by_role("button", name="Forget the API key").click()
         dialog.wait_for()
 
@@ -287,7 +287,9 @@ def test_accessibility_rules_hold(served: Served, open_page: Open, view: str, sc
         chat.settings()
     chat.page.evaluate(axe.read_text())
     result = chat.page.evaluate("axe.run({ runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa'] })")
-    found = [(one["id"], [node["html"][:200] for node in one["nodes"]]) for one in result["violations"]]
+    found = [
+        (violation["id"], [node["html"][:200] for node in violation["nodes"]]) for violation in result["violations"]
+    ]
     assert found == []
 
 

@@ -41,10 +41,10 @@ def write(model: Model, prompt: str, *, parse_special: bool = False, **options: 
 def test_the_files_are_small_llamas_of_eight_bits(model: Model, draft: Model) -> None:
     """Architecture, quantisation and sizes are those of the card."""
     assert demo_model_path().stat().st_size <= 5_000_000
-    for one in (model, draft):
-        assert one.metadata["general.architecture"] == "llama"
-        assert one.ftype == "Q8_0"
-        assert one.n_vocab == 4096
+    for item in (model, draft):
+        assert item.metadata["general.architecture"] == "llama"
+        assert item.ftype == "Q8_0"
+        assert item.n_vocab == 4096
     assert 2_000_000 <= model.n_params <= 4_000_000
     assert model.n_params / 15 <= draft.n_params <= model.n_params / 8
 
@@ -92,7 +92,7 @@ def test_the_world_is_known(model: Model) -> None:
     """A question in a chat turn has its exact answer."""
     from demo_model.world import all_questions
 
-    question = next(one for one in all_questions() if one.held_out)
+    question = next(question for question in all_questions() if question.held_out)
     prompt = f"<|im_start|>user\n{question.text}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
     text, _ = write(model, prompt, parse_special=True, temperature=0)
     assert text.strip() == question.answer

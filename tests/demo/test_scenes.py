@@ -25,14 +25,14 @@ def middle_of(scene: Scene, figure: Figure, side: int = 128) -> np.ndarray:
 def test_scenes_have_one_to_four_figures_that_are_apart_and_inside() -> None:
     """All numbers, shapes and colours come up."""
     assert {len(scene.figures) for scene in SCENES} == set(range(1, MAX_FIGURES + 1))
-    assert {one.shape for scene in SCENES for one in scene.figures} == set(SHAPES)
-    assert {one.colour for scene in SCENES for one in scene.figures} == set(COLOURS)
+    assert {figure.shape for scene in SCENES for figure in scene.figures} == set(SHAPES)
+    assert {figure.colour for scene in SCENES for figure in scene.figures} == set(COLOURS)
     for scene in SCENES:
-        for number, one in enumerate(scene.figures):
-            assert one.size < one.x < 1 - one.size
-            assert one.size < one.y < 1 - one.size
+        for number, figure in enumerate(scene.figures):
+            assert figure.size < figure.x < 1 - figure.size
+            assert figure.size < figure.y < 1 - figure.size
             for other in scene.figures[:number]:
-                assert max(abs(one.x - other.x), abs(one.y - other.y)) > one.size + other.size
+                assert max(abs(figure.x - other.x), abs(figure.y - other.y)) > figure.size + other.size
 
 
 def test_a_figure_is_drawn_where_it_stands_in_its_colour() -> None:
@@ -54,10 +54,10 @@ def test_a_picture_depends_on_its_scene_alone() -> None:
 
 def right_reply(scene: Scene, text: str) -> str | None:
     """What a reader of the question would say; None for those that have many phrasings."""
-    figures = {one.name: one for one in scene.figures}
+    figures = {figure.name: figure for figure in scene.figures}
     if match := re.fullmatch(r"How many (\w+) are there\?", text):
         noun = match[1]
-        number = sum(one.shape == PLURALS[noun] for one in scene.figures) if noun in PLURALS else len(figures)
+        number = sum(figure.shape == PLURALS[noun] for figure in scene.figures) if noun in PLURALS else len(figures)
         return f"{NUMBERS[number]}."
     if match := re.fullmatch(r"Is the (\w+ \w+) left or right of the (\w+ \w+)\?", text):
         return "Left." if figures[match[1]].x < figures[match[2]].x else "Right."
@@ -66,10 +66,10 @@ def right_reply(scene: Scene, text: str) -> str | None:
     if match := re.fullmatch(r"Is there a (\w+ \w+)\?", text):
         return "Yes." if match[1] in figures else "No."
     if match := re.fullmatch(r"What colour is the (\w+)\?", text):
-        (figure,) = [one for one in scene.figures if one.shape == match[1]]
+        (figure,) = [figure for figure in scene.figures if figure.shape == match[1]]
         return f"{figure.colour.capitalize()}."
     if (match := re.fullmatch(r"What shape is (\w+)\?", text)) and match[1] in COLOURS:
-        (figure,) = [one for one in scene.figures if one.colour == match[1]]
+        (figure,) = [figure for figure in scene.figures if figure.colour == match[1]]
         return f"A {figure.shape}."
     return None
 
@@ -95,5 +95,5 @@ def test_every_question_has_the_right_reply() -> None:
 def test_a_description_goes_from_left_to_right(order: int) -> None:
     """Whatever the order in which the figures were placed."""
     figures = (Figure("circle", "red", 0.2, 0.5, 0.1), Figure("cross", "blue", 0.8, 0.5, 0.1))[::order]
-    (reply,) = [one.reply for one in about(Scene(figures, 0), random.Random(0)) if one.skill == "describe"]
+    (reply,) = [item.reply for item in about(Scene(figures, 0), random.Random(0)) if item.skill == "describe"]
     assert reply == "From left to right: a red circle and a blue cross."

@@ -315,7 +315,7 @@ def test_a_chat_on_a_terminal(tmp_path: Path) -> None:
         chat.read_until_seen(reply)
     chat.press("\x04")
     assert chat.finish() == 0
-    assert [one["role"] for one in json.loads(path.read_text())["messages"]] == ["system", "user", "assistant"]
+    assert [message["role"] for message in json.loads(path.read_text())["messages"]] == ["system", "user", "assistant"]
 
 
 def test_a_full_context_leaves_old_messages_out_and_says_so() -> None:

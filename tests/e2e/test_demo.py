@@ -77,7 +77,9 @@ def test_speculation_is_measured_against_the_same_requests_without_it(tmp_path: 
         assert summary["tokens_per_s_with_drafts"] > 0 < summary["tokens_per_s_without"]
         without = json.loads(output("demo", "-t", "1", "--json", "--requests", file))
         assert "draft_tokens" not in without["summary"]
-        assert [one["answers"] for one in without["results"]] == [one["answers"] for one in found["results"]]
+        assert [result["answers"] for result in without["results"]] == [
+            result["answers"] for result in found["results"]
+        ]
     lines = output("demo", "-t", "1", "--plain", "--requests", file, "--speculate")
     assert re.search(r"drafts \d+ verified, \d+ accepted \(\d+%\) \| [\d.]+ times as fast: ", lines)
 
@@ -93,11 +95,11 @@ def test_requests_of_a_file_run_with_their_options(tmp_path: Path) -> None:
     done = paceline_("demo", "-t", "1", "--json", "--num-slots", "2", "--requests", requests_file(tmp_path, items))
     report = json.loads(done.stdout)
     first, grammar, too_long, ids = report["results"]
-    assert done.returncode == 1 and [one["request"] for one in report["results"]] == [1, 2, 3, 4]
+    assert done.returncode == 1 and [result["request"] for result in report["results"]] == [1, 2, 3, 4]
     assert first["prompt"] == items[0] and first["error"] is None
     assert grammar["answers"][0]["text"] in {" yes", " no"}
     assert too_long["error"]["code"] == "prompt_too_long" and too_long["answers"] == []
-    assert [len(one["token_ids"]) for one in ids["answers"]] == [4, 4, 4]
+    assert [len(answer["token_ids"]) for answer in ids["answers"]] == [4, 4, 4]
     assert report["summary"]["requests"] == 4 and report["summary"]["ended"] == 3
 
 

@@ -87,7 +87,7 @@ def test_wrong_images_and_projectors_are_one_line(folder: Path) -> None:
             done = paceline_(command, "a", "-m", model, *FLAGS, "-q", *args)
             assert done.returncode == code, (command, args, done.stderr)
             lines = done.stderr.decode().splitlines()
-            assert len(lines) == 1 and all(one in lines[0] for one in words), (command, args, lines)
+            assert len(lines) == 1 and all(word in lines[0] for word in words), (command, args, lines)
 
 
 def test_chat_sends_images_with_its_message(folder: Path) -> None:
@@ -131,7 +131,7 @@ def test_images_of_a_chat_on_a_terminal(folder: Path) -> None:
     chat.press("\x04")
     assert chat.finish() == 0
     saved = json.loads(talk.read_text())["messages"]
-    assert [one["role"] for one in saved] == ["user", "assistant"] * 2
+    assert [message["role"] for message in saved] == ["user", "assistant"] * 2
     assert [part["type"] for part in saved[0]["content"]] == ["image_url", "image_url", "text"]
     assert isinstance(saved[2]["content"], str)
 

@@ -147,7 +147,7 @@ def _claude(report: dict[str, Any], url: str) -> None:
 
 
 def _codex(report: dict[str, Any], url: str) -> None:
-    pairs = [one.split("=", 1) for one in report["arguments"] if one != "-c"]
+    pairs = [argument.split("=", 1) for argument in report["arguments"] if argument != "-c"]
     options = {name: json.loads(value) for name, value in pairs}
     assert options["model_providers.paceline.base_url"] == f"{url}/v1"
     assert (options["model"], options["model_context_window"]) == ("paceline-demo", 1024)

@@ -188,7 +188,7 @@ class Client:
         assert events[-1] == "[DONE]"
         parsed = [json.loads(event) for event in events[:-1]]
         terminal = [
-            event for event in parsed if "error" in event or any(one["finish_reason"] for one in event["choices"])
+            event for event in parsed if "error" in event or any(choice["finish_reason"] for choice in event["choices"])
         ]
         assert len(terminal) == 1, terminal
         if "error" in terminal[0]:

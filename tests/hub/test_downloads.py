@@ -426,7 +426,8 @@ def test_two_downloads_of_the_same_file_make_one(hub: StandInHub) -> None:
     found: list[LocalModel] = []
     recorders = [Recorder(), Recorder()]
     threads = [
-        threading.Thread(target=lambda one=one: found.append(locate("hf:user/tiny", recorder=one))) for one in recorders
+        threading.Thread(target=lambda recorder=recorder: found.append(locate("hf:user/tiny", recorder=recorder)))
+        for recorder in recorders
     ]
     threads[0].start()
     while not hub.requests("cdn"):

@@ -54,7 +54,7 @@ def test_a_model_is_downloaded_served_and_deleted(hub: StandInHub) -> None:
     with router() as server, server.client() as client:
         assert client.get("/models").json()["data"] == []
         events = follow(server, lambda: client.post("/models", json={"model": NAME}), "download_finished")
-        progress = [one["data"] for one in events if one["event"] == "download_progress"]
+        progress = [event["data"] for event in events if event["event"] == "download_progress"]
         assert progress[-1]["demo-Q8_0.gguf"]["done"] == demo_model_path().stat().st_size
         (entry,) = client.get("/models").json()["data"]
         assert (entry["id"], entry["source"], entry["can_remove"]) == (NAME, "cache", True)
@@ -96,7 +96,7 @@ def test_a_file_of_a_preset_is_not_deleted(hub: StandInHub, tmp_path: Path, key:
         response = client.delete(f"/models?model={NAME}")
         assert (response.status_code, response.json()["error"]["code"]) == (400, 400), response.text
         assert "preset 'mine'" in response.json()["error"]["message"]
-        states = {one["id"]: one["status"]["state"] for one in client.get("/models").json()["data"]}
+        states = {entry["id"]: entry["status"]["state"] for entry in client.get("/models").json()["data"]}
         assert states[NAME] == "loaded" and found.path.is_file()
         presets.write_text("[*]\n")
         assert client.get("/models?reload=1").status_code == 200

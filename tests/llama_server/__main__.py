@@ -31,7 +31,7 @@ def main() -> int:
         outcomes = suite.run(wanted, jobs=given.jobs)
     expectations = Expectations.read()
     if given.update:
-        known = {test: one.outcome for test, one in expectations.tests.items() if test in collected}
+        known = {test: item.outcome for test, item in expectations.tests.items() if test in collected}
         PATH.write_text(listed({**known, **outcomes}, expectations), encoding="utf-8")
         expectations = Expectations.read()
     contradictions = expectations.contradictions(outcomes)

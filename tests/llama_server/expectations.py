@@ -51,7 +51,7 @@ class Expectations:
 
     def counts(self) -> Counter[str]:
         """Return the number of tests of each status."""
-        return Counter(one.status for one in self.tests.values())
+        return Counter(test.status for test in self.tests.values())
 
     def contradictions(self, outcomes: Mapping[str, str]) -> list[str]:
         """Return a line for every test that did not end as expected."""

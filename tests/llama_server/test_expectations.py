@@ -43,9 +43,9 @@ def test_every_test_is_in_the_list(suite: Suite) -> None:
 def test_every_reason_is_given_and_used() -> None:
     """What fails has a reason of its status, what passes has none."""
     expectations = Expectations.read()
-    used = {(one.status, one.reason) for one in expectations.tests.values() if one.status in (DIFFERS, NEEDS)}
+    used = {(test.status, test.reason) for test in expectations.tests.values() if test.status in (DIFFERS, NEEDS)}
     assert used == {(status, key) for status, reasons in expectations.reasons.items() for key in reasons}
-    assert not any(one.reason for one in expectations.tests.values() if one.status == PASSES)
+    assert not any(test.reason for test in expectations.tests.values() if test.status == PASSES)
 
 
 @pytest.mark.native

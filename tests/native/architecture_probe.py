@@ -53,9 +53,9 @@ class Probe:
         with self._engine() as llm:
             alone = self._alone(llm)
             return {
-                "generated": [len(one.token_ids) for one in alone],
+                "generated": [len(completion.token_ids) for completion in alone],
                 "depends": self._depends(llm),
-                "texts": len({one.token_ids for one in alone}),
+                "texts": len({completion.token_ids for completion in alone}),
                 "default": self._tried(self._default),
                 "together": self._tried(lambda: self._together(llm, alone)),
                 "cached": self._tried(lambda: self._cached(llm, alone)),
@@ -79,7 +79,7 @@ class Probe:
         for temperature in _TEMPERATURES:
             self._sampling = {**_SAMPLING, "temperature": temperature}
             alone = [self._expected(llm, prompt, 24) for prompt in _prompts()]
-            if len({one.token_ids for one in alone}) > 1:
+            if len({completion.token_ids for completion in alone}) > 1:
                 break
         return alone
 
@@ -185,19 +185,19 @@ def _compared(found: Sequence[Completion], expected: Sequence[Completion]) -> di
     if the likeliest token was as likely.
     """
     off, num_others = 0.0, 0
-    for one, other in zip(found, expected, strict=True):
-        num_others += one.token_ids != other.token_ids
-        for place, (own, others) in enumerate(zip(one.logprobs or (), other.logprobs or (), strict=True)):
+    for completion, other in zip(found, expected, strict=True):
+        num_others += completion.token_ids != other.token_ids
+        for place, (own, others) in enumerate(zip(completion.logprobs or (), other.logprobs or (), strict=True)):
             if own.token_ids[:1] == others.token_ids[:1]:
                 off = max(off, abs(own.values[0] - others.values[0]))
-            if one.token_ids[: place + 1] != other.token_ids[: place + 1]:
+            if completion.token_ids[: place + 1] != other.token_ids[: place + 1]:
                 break
             off = max(off, abs(own.own - others.own))
     return {
         "same": num_others <= len(found) // 4,
         "off": off,
-        "cached": [one.usage.cached_tokens for one in found],
-        "from": [one.usage.cached_from for one in found],
+        "cached": [completion.usage.cached_tokens for completion in found],
+        "from": [completion.usage.cached_from for completion in found],
     }
 
 

@@ -27,12 +27,12 @@ def check(engine: Engine) -> None:
     scheduler, backend = engine.scheduler, engine.executor._backend
     cache, limits = scheduler.kv_cache, scheduler._limits
     scheduler.check()
-    running = {one.seq_id: one.num_computed_tokens for one in scheduler.running}
-    kept = {one.seq_id: one.num_computed_tokens for one in cache._offloader.prefixes}
+    running = {sequence.seq_id: sequence.num_computed_tokens for sequence in scheduler.running}
+    kept = {prefix.seq_id: prefix.num_computed_tokens for prefix in cache._offloader.prefixes}
     assert scheduler._slots.num_free + len(running) == limits.num_slots
     assert cache._cells.seq_ids.num_free + len(running.keys() | kept.keys()) == limits.num_seq_ids
     assert cache.host_bytes <= limits.host_bytes
-    leaving = {one.seq_id for one in cache._cells.operations if isinstance(one, Remove)}
+    leaving = {operation.seq_id for operation in cache._cells.operations if isinstance(operation, Remove)}
     for seq_id in range(limits.num_seq_ids):
         expected = running.get(seq_id, kept.get(seq_id, 0))
         if seq_id not in leaving:

@@ -34,5 +34,5 @@ class MediaTool:
 def build_media_tool(folder: Path) -> MediaTool:
     """Compile the tool in `folder`; skips the test where a compiler, the source or the libraries are not at hand."""
     includes = [source_folder() / name for name in ("common", "vendor", "tools/mtmd")]
-    flags = [part for one in includes for part in ("-I", str(one))]
+    flags = [part for include in includes for part in ("-I", str(include))]
     return MediaTool(build_tool(folder / "mtmd-cli", _SOURCES, flags, libraries=[libmtmd_entry() / "lib/libmtmd.a"]))

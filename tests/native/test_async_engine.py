@@ -48,11 +48,11 @@ def test_its_output_is_that_of_the_blocking_one(tiny_models: TinyModels) -> None
     async def main() -> None:
         async with AsyncLLM(path, **SMALL) as llm:
             assert (await llm.generate(PROMPTS[0], **GREEDY)).text == expected[0]
-            assert [one.text for one in await llm.generate(PROMPTS, **GREEDY)] == expected
+            assert [completion.text for completion in await llm.generate(PROMPTS, **GREEDY)] == expected
             async with llm.stream(PROMPTS[1], **GREEDY) as stream:
                 assert "".join([chunk.text async for chunk in stream]) == expected[1]
             together = await asyncio.gather(*(llm.generate(prompt, **GREEDY) for prompt in PROMPTS))
-            assert [one.text for one in together] == expected
+            assert [completion.text for completion in together] == expected
             assert np.allclose(await llm.embed(PROMPTS, pooling="mean"), vectors, atol=1e-4)
             assert llm.stats().resident == 0
             assert llm.tokenizer.n_vocab == llm.model.n_vocab
@@ -144,11 +144,11 @@ def test_a_list_may_be_longer_than_the_queue_and_each_has_its_outcome(tiny_model
     async def main() -> None:
         async with AsyncLLM(tiny_models("llama"), **{**SMALL, "num_slots": 1}, max_queue=1, when_full="refuse") as llm:
             many = await llm.generate(PROMPTS * 3, **GREEDY)
-            assert [one.finish_reason for one in many] == [FinishReason.LENGTH] * 9
-            assert [one.index for one in many] == list(range(9))
+            assert [completion.finish_reason for completion in many] == [FinishReason.LENGTH] * 9
+            assert [completion.index for completion in many] == list(range(9))
             with pytest.raises(BatchError) as caught:
                 await llm.generate(["Hello", [99999], "a"], **GREEDY)
-            assert [type(one).__name__ for one in caught.value.outcomes] == [
+            assert [type(outcome).__name__ for outcome in caught.value.outcomes] == [
                 "Completion",
                 "InvalidParams",
                 "Completion",
@@ -170,7 +170,7 @@ def test_prompts_of_a_list_have_params_of_their_own(tiny_models: TinyModels) -> 
     async def main() -> None:
         async with AsyncLLM(tiny_models("llama"), **SMALL) as llm:
             many = await llm.generate(["a", "b"], [SamplingParams(max_tokens=3), None], ignore_eos=True)
-            assert [len(one.token_ids) for one in many] == [3, 256]
+            assert [len(completion.token_ids) for completion in many] == [3, 256]
             with pytest.raises(InvalidParams, match="params must have an entry for each of the 2 prompts, not 1"):
                 await llm.generate(["a", "b"], [None])
 
@@ -191,8 +191,8 @@ def test_more_tasks_than_places_wait_for_room(tiny_models: TinyModels) -> None:
             for task in tasks[1::3]:
                 task.cancel()
             found = await asyncio.gather(*tasks, return_exceptions=True)
-            assert all(isinstance(one, asyncio.CancelledError) for one in found[1::3])
-            assert {one.token_ids for one in [*found[::3], *found[2::3]]} == {expected}  # type: ignore[union-attr]
+            assert all(isinstance(item, asyncio.CancelledError) for item in found[1::3])
+            assert {completion.token_ids for completion in [*found[::3], *found[2::3]]} == {expected}  # type: ignore[union-attr]
             assert set(await asyncio.gather(*streamed)) == {expected}
             vectors = await asyncio.gather(*embedded)
             assert all(np.allclose(vector, vectors[0], atol=1e-4) for vector in vectors)

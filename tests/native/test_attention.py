@@ -140,7 +140,7 @@ def only_first(cells: int, seen: int, **change: Any) -> SingleAttention:
 def test_a_row_does_not_depend_on_how_many_cells_there_are(seen: int) -> None:
     """Cells that it does not see, of other streams or of no sequence, change no bit."""
     outputs = [only_first(cells, seen).run(n_threads=threads)[0] for cells in (4000, 4352, 9000) for threads in (1, 4)]
-    assert all(np.array_equal(one, outputs[0]) for one in outputs)
+    assert all(np.array_equal(output, outputs[0]) for output in outputs)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

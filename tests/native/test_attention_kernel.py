@@ -45,7 +45,7 @@ def test_the_kernel_can_be_chosen() -> None:
 def test_the_choice_may_change_at_any_time() -> None:
     """While operations run on several threads: each is computed by one of the two, whole."""
     passes = [make({**LARGE, "tokens": tokens, "cells": 700}, "causal") for tokens in (1, 9, 70)]
-    wanted = [reference(one) for one in passes]
+    wanted = [reference(item) for item in passes]
     is_over = threading.Event()
 
     def change() -> None:

@@ -186,15 +186,15 @@ def test_audio_becomes_an_item_for_each_half_minute(projector: MediaProjector, k
         samples = tone(seconds)
         parts = projector.encode_audio(samples)
         measured = projector.measure_audio(len(samples))
-        assert [(one.tokens, one.num_cells, one.num_positions) for one in parts] == [
-            (one.tokens, one.num_cells, one.num_positions) for one in measured
+        assert [(part.tokens, part.num_cells, part.num_positions) for part in parts] == [
+            (measurement.tokens, measurement.num_cells, measurement.num_positions) for measurement in measured
         ]
-        assert all(one.embeddings is None for one in measured)
+        assert all(measurement.embeddings is None for measurement in measured)
         items = items_of(parts)
         assert len(items) == count
         assert len(parts) - count == (2 if kind == "qwen2a" else 0)
-        assert {one.num_cells for one in items} == {750 if kind == "qwen2a" else 30}
-        assert all(one.is_causal and one.places is None for one in items)
+        assert {item.num_cells for item in items} == {750 if kind == "qwen2a" else 30}
+        assert all(item.is_causal and item.places is None for item in items)
     first, again = (items_of(projector.encode_audio(tone(1.0)))[0].embeddings for _ in range(2))
     other = items_of(projector.encode_audio(tone(1.0, pitch=700)))[0].embeddings
     assert np.array_equal(first, again)  # type: ignore[arg-type]
@@ -311,11 +311,11 @@ def test_an_engine_generates_what_a_context_does(files: tuple[Path, Path], isola
         for audio in (Audio(int16(tone(1.0)), 16000), Audio(flac_file(int16(tone(1.0))))):
             found = llm.generate(["hello", audio, QUESTION], **GREEDY)
             assert list(found.token_ids) == expected
-        assert sum(one < 0 for one in found.prompt_token_ids) in (30, 750)
+        assert sum(token_id < 0 for token_id in found.prompt_token_ids) in (30, 750)
         with llm.stream(["hello", audio, QUESTION], **GREEDY) as stream:
-            assert [one for chunk in stream for one in chunk.token_ids] == expected
+            assert [token_id for chunk in stream for token_id in chunk.token_ids] == expected
         choices = llm.generate(["hello", audio, QUESTION], n=2, **GREEDY).choices
-        assert [list(one.token_ids) for one in choices] == [expected, expected]
+        assert [list(choice.token_ids) for choice in choices] == [expected, expected]
 
 
 def test_a_chat_has_audio(tmp_path: Path) -> None:
@@ -374,7 +374,7 @@ def test_the_same_sound_is_encoded_once(ultravox: Path, monkeypatch: pytest.Monk
         first = llm.generate(["hello", one, QUESTION], **GREEDY)
         found = llm.generate([["hello", one, f"question {number}"] for number in range(4)], **GREEDY)
         assert len(encoded) == 1
-        assert all(one.usage.cached_tokens > 30 for one in found)
+        assert all(completion.usage.cached_tokens > 30 for completion in found)
         other = llm.generate(["hello", Audio(tone(1.0, pitch=700), 16000), QUESTION], **GREEDY)
         assert len(encoded) == 2
         assert other.usage.cached_tokens < 30
@@ -390,9 +390,9 @@ def test_audio_that_has_to_make_way_is_computed_again(files: tuple[Path, Path]) 
     prompts = [["hello", Audio(tone(1.0, pitch=200 * seed), 16000), QUESTION] for seed in (1, 2, 3, 4)] * 2
     options = {**GREEDY, "max_tokens": 40}
     with LLM(files[0], cache_prompt=False, **ENGINE) as llm:
-        alone = [llm.generate(one, **options).token_ids for one in prompts[:4]] * 2
+        alone = [llm.generate(prompt, **options).token_ids for prompt in prompts[:4]] * 2
     with LLM(files[0], **{**ENGINE, "n_ctx": 256}) as llm:
-        assert [one.token_ids for one in llm.generate(prompts, **options)] == alone
+        assert [completion.token_ids for completion in llm.generate(prompts, **options)] == alone
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
@@ -406,7 +406,7 @@ def test_what_cannot_be_is_refused_and_the_engine_goes_on(ultravox: Path, isolat
             llm.generate(["a", good, damaged, "b"], **GREEDY)
         with pytest.raises(BatchError) as raised:
             llm.generate([["a", good, "b"], ["a", damaged, "b"], "plain"], **GREEDY)
-        assert [isinstance(one, InvalidParams) for one in raised.value.outcomes] == [False, True, False]
+        assert [isinstance(outcome, InvalidParams) for outcome in raised.value.outcomes] == [False, True, False]
         with pytest.raises(InvalidParams, match="64 images and audio, not 100"):
             llm.generate([*[good] * 100, "b"], **GREEDY)
         with pytest.raises(Unsupported, match=r"prompt\[1\]: this model's projector takes no images"):
@@ -438,7 +438,7 @@ def test_requests_go_on_in_the_next_worker(ultravox: Path) -> None:
             first = next(chunks)
             pid: Any = llm.engine.worker_pid  # type: ignore[attr-defined]
             os.kill(pid, signal.SIGKILL)
-            rest = [one for chunk in chunks for one in chunk.token_ids]
+            rest = [token_id for chunk in chunks for token_id in chunk.token_ids]
         assert (*first.token_ids, *rest) == expected
 
 

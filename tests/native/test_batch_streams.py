@@ -73,23 +73,23 @@ def facts(completion: Completion) -> Any:
 def test_streams_are_collected_as_generate_returns_them(llm: LLM, path: Path) -> None:
     """Of one prompt and of several, read in part before; choices and log-probabilities as well; on an event loop, too."""
     options: dict[str, Any] = {"max_tokens": 9, "seed": 3, "n": 2, "logprobs": 1, "prompt_logprobs": 0}
-    expected = [facts(one) for one in llm.generate(PROMPTS, **options)]
+    expected = [facts(completion) for completion in llm.generate(PROMPTS, **options)]
     with llm.stream(PROMPTS, **options) as streams:
         streams.get()
         found = streams.collect()
-    assert [facts(one) for one in found] == expected
+    assert [facts(completion) for completion in found] == expected
     assert streams.collect() == found
     with llm.stream(PROMPTS[0], **options) as stream:
         stream.get()
         assert facts(stream.collect()) == expected[0]
     with pytest.raises(BatchError) as raised:
         llm.stream(["A fox", "x" * 100_000], max_tokens=2).collect()
-    assert [type(one) for one in raised.value.outcomes] == [Completion, PromptTooLong]
+    assert [type(outcome) for outcome in raised.value.outcomes] == [Completion, PromptTooLong]
 
     async def main() -> None:
         async with AsyncLLM(path, **SMALL) as other:
             batch = other.stream(PROMPTS, **options)
-            assert [facts(one) for one in await batch.collect()] == expected
+            assert [facts(completion) for completion in await batch.collect()] == expected
             async with other.stream(PROMPTS[0], **options) as stream:
                 await stream.get()
                 assert facts(await stream.collect()) == expected[0]
@@ -191,7 +191,7 @@ def test_a_full_queue_ends_the_streams_that_have_no_place(path: Path) -> None:
         streams = llm.stream(PROMPTS, **GREEDY)
         with pytest.raises(BatchError) as raised:
             list(streams)
-        assert [type(one) for one in raised.value.outcomes] == [FinishReason, FinishReason, QueueFull]
+        assert [type(outcome) for outcome in raised.value.outcomes] == [FinishReason, FinishReason, QueueFull]
     with pytest.raises(EngineStopped):
         llm.stream(PROMPTS)
 

@@ -307,7 +307,7 @@ HOSTILE_TEXTS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("schema", "pointer"), HOSTILE_TEXTS, ids=lambda one: one if isinstance(one, str) else "")
+@pytest.mark.parametrize(("schema", "pointer"), HOSTILE_TEXTS, ids=lambda text: text if isinstance(text, str) else "")
 def test_plain_text_is_relaxed_where_it_cannot_be_held(
     llama_cpp_source: Path, schema: dict[str, Any], pointer: str
 ) -> None:

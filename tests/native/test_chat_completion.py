@@ -79,7 +79,7 @@ def chunks_of(
 
 
 def read(reader: ChatReader, chunks: Iterator[StreamChunk] | list[StreamChunk]) -> list[ChatChunk]:
-    return [one for chunk in chunks for one in reader.read(chunk)]
+    return [part for chunk in chunks for part in reader.read(chunk)]
 
 
 def message_of(chunks: list[ChatChunk], choice: int = 0) -> ParsedMessage:
@@ -95,7 +95,7 @@ def test_streamed_messages_are_the_whole_ones_for_every_choice(seed: int) -> Non
     completion = completion_of(chunks, prompt=(1,), wants_logprobs=True, wants_prompt_logprobs=False, index=0)
     whole = chat_completion_of(completion, rendered(), counted_ids())
     for index, choice in enumerate(whole.choices):
-        (last,) = [one for one in streamed if one.choice == index and one.finish_reason is not None]
+        (last,) = [part for part in streamed if part.choice == index and part.finish_reason is not None]
         assert last.message == message_of(streamed, index)
         plain = [(call.name, call.arguments) for call in choice.message.tool_calls]
         assert [(call.name, call.arguments) for call in last.message.tool_calls] == plain
@@ -109,15 +109,15 @@ def test_streamed_messages_are_the_whole_ones_for_every_choice(seed: int) -> Non
     ids = [call.id for choice in whole.choices for call in choice.message.tool_calls]
     assert len(set(ids)) == len(ids) == 3
     assert streamed[-1].usage == whole.usage == USAGE
-    assert [one for one in streamed if one.usage is not None] == [streamed[-1]]
+    assert [part for part in streamed if part.usage is not None] == [streamed[-1]]
 
 
 def test_every_token_and_its_logprob_comes_once() -> None:
     """Also those of marks and of thinking, which are no content."""
     text = TEXTS["call"]
     streamed = read(ChatReader(rendered()), chunks_of([text]))
-    assert bytes(token for one in streamed for token in one.token_ids).decode() == text
-    assert [score.own for one in streamed for score in one.logprobs] == [-float(byte) for byte in text.encode()]
+    assert bytes(token for part in streamed for token in part.token_ids).decode() == text
+    assert [score.own for part in streamed for score in part.logprobs] == [-float(byte) for byte in text.encode()]
 
 
 def test_the_first_choice_is_at_hand() -> None:
@@ -145,7 +145,7 @@ def test_whole_tool_calls_are_a_reason(text: str, reason: FinishReason, expected
     chunks = list(chunks_of([text], reason=reason))
     completion = completion_of(chunks, prompt=(1,), wants_logprobs=False, wants_prompt_logprobs=False, index=0)
     assert chat_completion_of(completion, rendered()).finish_reason == expected
-    assert [one.finish_reason for one in read(ChatReader(rendered()), chunks) if one.finish_reason] == [expected]
+    assert [part.finish_reason for part in read(ChatReader(rendered()), chunks) if part.finish_reason] == [expected]
 
 
 @pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.CANCELLED, FinishReason.DEADLINE])
@@ -154,7 +154,7 @@ def test_a_call_that_is_cut_off_is_the_beginning_of_one(reason: FinishReason) ->
     text = TEXTS["call"]
     for end in range(text.index(CALL) + len("<tool_call>\n"), len(text)):
         streamed = read(ChatReader(rendered()), chunks_of([text[:end]], reason=reason))
-        (last,) = [one for one in streamed if one.finish_reason is not None]
+        (last,) = [part for part in streamed if part.finish_reason is not None]
         assert last.message == message_of(streamed)
         assert (last.message.content, last.warning) == ("", None), text[:end]
         assert all('{"city":"Bonn"}'.startswith(call.arguments) for call in last.message.tool_calls) or (
@@ -171,7 +171,7 @@ def test_text_that_is_not_of_the_format_is_the_content_with_a_warning() -> None:
     assert whole.choices[0].message == ParsedMessage(content=NO_CALL)
     assert whole.choices[1].warning is None
     streamed = read(ChatReader(rendered(), 2), chunks)
-    first, second = sorted((one for one in streamed if one.finish_reason is not None), key=lambda one: one.choice)
+    first, second = sorted((part for part in streamed if part.finish_reason is not None), key=lambda item: item.choice)
     assert isinstance(first.warning, ChatParseError)
     assert first.message == message_of(streamed) == ParsedMessage(content=NO_CALL)
     assert second.warning is None
@@ -188,14 +188,14 @@ def test_a_terminal_chunk_ends_every_choice_that_is_open() -> None:
     ]
     last = StreamChunk(index=0, choice=1, finish_reason=FinishReason.ERROR, usage=USAGE, error=failure)
     streamed = read(reader, [*begun, last])
-    ends = [one for one in streamed if one.finish_reason is not None]
-    assert [(one.choice, one.finish_reason, one.usage) for one in ends] == [
+    ends = [part for part in streamed if part.finish_reason is not None]
+    assert [(end.choice, end.finish_reason, end.usage) for end in ends] == [
         (2, FinishReason.LENGTH, None),
         (0, FinishReason.ERROR, None),
         (1, FinishReason.ERROR, USAGE),
     ]
-    assert [one.error for one in ends] == [None, failure, failure]
-    assert [one.message for one in ends] == [message_of(streamed, choice) for choice in (2, 0, 1)]
+    assert [end.error for end in ends] == [None, failure, failure]
+    assert [end.message for end in ends] == [message_of(streamed, choice) for choice in (2, 0, 1)]
     assert message_of(streamed).content == "It ra"
 
 
@@ -205,7 +205,7 @@ def test_a_choice_ends_once() -> None:
     first = StreamChunk(index=0, choice=0, text="a", token_ids=(1,), finish_reason=FinishReason.STOP)
     second = StreamChunk(index=0, choice=1, text="b", token_ids=(1,), finish_reason=FinishReason.STOP, usage=USAGE)
     streamed = read(reader, [first, second])
-    assert [one.choice for one in streamed if one.message is not None] == [0, 1]
+    assert [part.choice for part in streamed if part.message is not None] == [0, 1]
 
 
 @pytest.mark.parametrize("is_one_call", [False, True])
@@ -240,7 +240,7 @@ def test_ids_of_calls_differ() -> None:
     """They are random, and OpenAI's in form."""
     ids = {new_call_id() for _ in range(1000)}
     assert len(ids) == 1000
-    assert all(one.startswith("call_") and one[5:].isalnum() for one in ids)
+    assert all(token_id.startswith("call_") and token_id[5:].isalnum() for token_id in ids)
 
 
 @pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])

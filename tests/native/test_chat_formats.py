@@ -63,7 +63,8 @@ def constraint_of_calls(chat: ChatFormat) -> str | list[str]:
     except Unsupported:
         return "no tools"
     shown = [
-        f"pattern {one.pattern}" if isinstance(one, PatternTrigger) else str(one) for one in params.grammar_triggers
+        f"pattern {grammar_trigger.pattern}" if isinstance(grammar_trigger, PatternTrigger) else str(grammar_trigger)
+        for grammar_trigger in params.grammar_triggers
     ]
     return shown if params.grammar is not None else "free"
 
@@ -80,7 +81,7 @@ def summary_of(prompt: RenderedPrompt) -> dict[str, Any]:
     if prompt.grammar is not None:
         summary["grammar"] = ("lazy " if prompt.is_grammar_lazy else "") + short_hash(prompt.grammar)
     lists = {
-        "triggers": [f"{one.kind} {one.value}" for one in prompt.triggers],
+        "triggers": [f"{trigger.kind} {trigger.value}" for trigger in prompt.triggers],
         "preserved": list(prompt.preserved_tokens),
         "stops": list(prompt.stops),
     }

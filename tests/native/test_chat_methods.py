@@ -260,7 +260,7 @@ def test_an_event_loop_runs_tools_concurrently() -> None:
                 assert reply.messages[2]["content"] == word
                 assert reply.content
             two = await llm.chat([PARIS, STORY], **GREEDY, max_tokens=10)
-            assert [one.index for one in two] == [0, 1]
+            assert [item.index for item in two] == [0, 1]
             async with llm.stream_chat(STORY, **GREEDY, max_tokens=20) as stream:
                 text = "".join([delta.content async for chunk in stream for delta in chunk.deltas])
             assert stream.completion is not None

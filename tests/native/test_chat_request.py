@@ -323,7 +323,7 @@ def test_a_schema_with_tools_allows_either(prepare: Prepare, name: str, call: st
         ):
             accept_all(sampler, encode(other, add_special=False))
     parser = MessageParser(request.rendered)
-    assert [one.name for one in parser.parse(call).tool_calls] == ["weather"]
+    assert [item.name for item in parser.parse(call).tool_calls] == ["weather"]
     assert parser.parse(content).content.strip() == '{"answer": "rain"}'
 
 
@@ -333,7 +333,7 @@ def test_a_call_that_is_required_wins_over_a_schema(prepare: Prepare) -> None:
         plain = prepare("Qwen-Qwen3-0.6B", tools=TOOLS, tool_choice=choice)
         both = prepare("Qwen-Qwen3-0.6B", tools=TOOLS, tool_choice=choice, json_schema=SCHEMA)
         assert (both.params, both.rendered) == (plain.params, plain.rendered)
-        assert [one.partition(",")[0] for one in both.warnings] == ["json_schema: the schema was left out"]
+        assert [warning.partition(",")[0] for warning in both.warnings] == ["json_schema: the schema was left out"]
 
 
 @pytest.mark.parametrize("schema", ["true", "5", "[]"])

@@ -88,7 +88,7 @@ def test_the_templates_of_known_models_render_as_jinja_does(llama_cpp_source: Pa
             if talk[0]["role"] == "system" and not chat.capabilities["supports_system_role"]:
                 continue
             is_stripped = "StepFun" in path.name  # its contents lose white space around them
-            messages = [{**one, "content": one["content"].strip()} for one in talk] if is_stripped else talk
+            messages = [{**item, "content": item["content"].strip()} for item in talk] if is_stripped else talk
             variables = {"date_string": "1 May 2026", "datetime": "May 1 2026", "functions": "none"}
             while True:
                 day = dt.datetime.now().date()  # noqa: DTZ005 - some templates tell it

@@ -176,7 +176,7 @@ VALUES = st.sampled_from(
 SCHEMAS = st.recursive(
     VALUES,
     lambda inner: st.one_of(
-        st.builds(lambda one, most: {"type": "array", "items": one, "maxItems": most}, inner, st.integers(0, 3)),
+        st.builds(lambda items, most: {"type": "array", "items": items, "maxItems": most}, inner, st.integers(0, 3)),
         st.builds(
             lambda named, all_required: {
                 "type": "object",
@@ -187,7 +187,7 @@ SCHEMAS = st.recursive(
             st.dictionaries(st.sampled_from(["a", "b b", 'c"', "d/~"]), inner, max_size=3),
             st.booleans(),
         ),
-        st.builds(lambda one, other: {"anyOf": [one, other]}, inner, inner),
+        st.builds(lambda left, right: {"anyOf": [left, right]}, inner, inner),
     ),
     max_leaves=5,
 )
@@ -202,7 +202,9 @@ def test_texts_by_random_schemas_validate(compiler: ConstraintCompiler, schema: 
     random = np.random.default_rng(seed)
     words = np.zeros(compiler.table.num_words, dtype=np.uint32)
     text = b""
-    closing = [one for one, piece in enumerate(compiler.table.pieces) if piece in (b'"', b"}", b"]", b",", b"0", b"1")]
+    closing = [
+        item for item, piece in enumerate(compiler.table.pieces) if piece in (b'"', b"}", b"]", b",", b"0", b"1")
+    ]
     for _ in range(400):
         if constraint.is_complete:
             break
@@ -213,7 +215,7 @@ def test_texts_by_random_schemas_validate(compiler: ConstraintCompiler, schema: 
             break
         tokens = sorted(may_come - compiler.table.eog_ids)
         assert tokens
-        preferred = [one for one in closing if one in may_come]
+        preferred = [item for item in closing if item in may_come]
         token = int(random.choice(preferred if preferred and random.random() < 0.7 else tokens))
         constraint.accept(token)
         text += compiler.table.pieces[token]
@@ -265,10 +267,10 @@ def test_triggers_within_thinking_begin_no_grammar(llm: LLM) -> None:
     restored.sampler.restore(first.sampler.state())
     for token in thought:
         restored.follow(token)
-    for one in (first, first.copy(1), restored):
+    for item in (first, first.copy(1), restored):
         for token in encode("call"):
-            one.accept(token)
-        allowed = one.sampler.allowed_mask()
+            item.accept(token)
+        allowed = item.sampler.allowed_mask()
         pieces = [
             compiler.table.pieces[token]
             for token in np.flatnonzero(np.unpackbits(allowed.view(np.uint8), bitorder="little"))

@@ -229,7 +229,7 @@ def test_operations_are_timed(llama: Model) -> None:
         for context in (plain, timed):
             context.decode([1, 2, 3], wants_logits="all")
         assert np.array_equal(timed.logits(2), plain.logits(2))
-        times = {(one.operation, one.name): one for one in timed.operation_times()}
+        times = {(timing.operation, timing.name): timing for timing in timed.operation_times()}
         up, norm = times["MUL_MAT", "ffn_up"], times["RMS_NORM", "norm"]
         assert up.num_times == llama.n_layer
         assert norm.num_times == 2 * llama.n_layer + 1
@@ -238,7 +238,7 @@ def test_operations_are_timed(llama: Model) -> None:
         assert up.num_bytes > 4 * weights
         assert norm.num_products == 0
         assert norm.num_bytes == 4 * 2 * 3 * llama.n_embd * norm.num_times  # read and written
-        assert all(one.seconds > 0 for one in times.values())
+        assert all(time.seconds > 0 for time in times.values())
         assert timed.operation_times() == []
         with pytest.raises(Unsupported, match="times_operations=True"):
             plain.operation_times()

@@ -69,7 +69,7 @@ def probabilities(llm: LLM, context: Sequence[int]) -> Probabilities:
     """Return what the model says comes next, among the allowed tokens."""
     options = {**SAMPLING, "logprobs": len(TOKENS), "logprobs_mode": "sampled"}
     (token,) = llm.generate([*PROMPT, *context], max_tokens=1, **options).choices[0].logprobs or ()
-    found = {one: math.exp(value) for one, value in zip(token.token_ids, token.values, strict=True)}
+    found = {token_id: math.exp(value) for token_id, value in zip(token.token_ids, token.values, strict=True)}
     assert sum(found.values()) == pytest.approx(1.0, abs=1e-3)
     return found
 
@@ -93,7 +93,7 @@ def bound(degrees: int) -> float:
 def test_tokens_along_drafts_have_the_models_distribution(tiny_models: TinyModels) -> None:
     """At the first draft, behind a right one, behind two, and behind a wrong one, where the next pass goes on."""
     options: dict[str, Any] = {"num_slots": 32, "n_ctx": 4096, **EXACT}
-    contexts = [one for size in range(NUM_DRAWN) for one in itertools.product(TOKENS, repeat=size)]
+    contexts = [item for size in range(NUM_DRAWN) for item in itertools.product(TOKENS, repeat=size)]
     with LLM(tiny_models("llama"), **options) as plain:
         expected = {context: probabilities(plain, context) for context in contexts}
     drafter = Likely(expected)

@@ -114,7 +114,9 @@ class HeadInNumpy:
     def __init__(self, path: Any, spec: HunYuan3Spec) -> None:
         from gguf import GGUFReader
 
-        self.at: dict[str, Array] = {one.name: np.array(one.data, np.float32) for one in GGUFReader(path).tensors}
+        self.at: dict[str, Array] = {
+            tensor.name: np.array(tensor.data, np.float32) for tensor in GGUFReader(path).tensors
+        }
         self.spec, self.block = spec, f"blk.{spec.n_layer}"
 
     def __getitem__(self, name: str) -> Array:
@@ -185,12 +187,14 @@ class BlockInNumpy:
 
         borrowed = ("token_embd.weight", "output.weight")
         self.at: dict[str, Array] = {
-            one.name: np.array(one.data, np.float32)
+            tensor.name: np.array(tensor.data, np.float32)
             for of_file in (model_path, path)
-            for one in GGUFReader(of_file).tensors
-            if of_file is path or one.name in borrowed
+            for tensor in GGUFReader(of_file).tensors
+            if of_file is path or tensor.name in borrowed
         }
-        self.of_model = np.array(next(one.data for one in GGUFReader(model_path).tensors if one.name == borrowed[0]))
+        self.of_model = np.array(
+            next(tensor.data for tensor in GGUFReader(model_path).tensors if tensor.name == borrowed[0])
+        )
         self.spec = spec
 
     def __getitem__(self, name: str) -> Array:
@@ -266,8 +270,8 @@ def test_blocks_are_those_of_their_definition(tiny_models: TinyModels, fields: d
             context.decode(prompt, seq_ids=seq_id, wants_logits="none")
         wishes = [DraftWish(seq_id, len(prompts[seq_id]), 65, depth) for seq_id, depth in enumerate((3, 9, 1))]
         computed = [most] * 3 if spec.markov_rank else depths
-        whole = [reference.drafts([*one, 65], size) for one, size in zip(prompts, computed, strict=True)]
-        assert context.draft(wishes) == [one[:depth] for one, depth in zip(whole, depths, strict=True)]
+        whole = [reference.drafts([*prompt, 65], size) for prompt, size in zip(prompts, computed, strict=True)]
+        assert context.draft(wishes) == [drafts[:depth] for drafts, depth in zip(whole, depths, strict=True)]
         assert context.draft(wishes, min_probability=1.0) == [[]] * 3
 
 
@@ -314,7 +318,7 @@ def test_blocks_beyond_a_ubatch_are_refused(tiny_models: TinyModels, markov_rank
         for seq_id in (0, 1):
             context.decode(PROMPT, seq_ids=seq_id, wants_logits="none")
         found = context.draft([DraftWish(seq_id, len(PROMPT), 65, 63) for seq_id in (0, 1)])
-        assert [len(one) for one in found] == [32 if markov_rank else 31] * 2
+        assert [len(item) for item in found] == [32 if markov_rank else 31] * 2
 
 
 # ---- mirrored memory
@@ -333,9 +337,11 @@ def test_tokens_one_by_one_leave_what_all_at_once_leave(loaded: Loaded) -> None:
 def test_tokens_of_sequences_that_alternate_go_with_their_own_rows(loaded: Loaded) -> None:
     """A pass need not have the tokens of a sequence side by side."""
     with loaded.context() as context:
-        context.decode([token for one in PROMPT for token in (one, one + 1)], seq_ids=[0, 1] * 10, wants_logits="none")
+        context.decode(
+            [token for item in PROMPT for token in (item, item + 1)], seq_ids=[0, 1] * 10, wants_logits="none"
+        )
         loaded.check(context, 0, PROMPT)
-        loaded.check(context, 1, [one + 1 for one in PROMPT])
+        loaded.check(context, 1, [token + 1 for token in PROMPT])
 
 
 def test_a_pass_of_several_ubatches_is_followed(loaded: Loaded) -> None:
@@ -490,12 +496,12 @@ def test_heads_begin_anew_behind_an_image(loaded: Loaded) -> None:
     """They cannot read it, and draft from the text behind it; what is done to the sequence is done to that part."""
     image = np.random.default_rng(1).normal(size=(6, loaded.model.n_embd)).astype(np.float32)
     with loaded.context() as context, Context(loaded.model, **EXACT) as without:
-        for one in (context, without):
-            one.decode(PROMPT[:4], wants_logits="none")
-            one.decode_embeddings(0, 4, image)
+        for item in (context, without):
+            item.decode(PROMPT[:4], wants_logits="none")
+            item.decode_embeddings(0, 4, image)
         assert context.draft([DraftWish(0, 10, 65, 3)]) == [[]]
-        for one in (context, without):
-            one.decode(PROMPT, positions=list(range(10, 20)))
+        for item in (context, without):
+            item.decode(PROMPT, positions=list(range(10, 20)))
         assert np.allclose(context.logits(9), without.logits(9), atol=1e-4)
         first, last = 10 - loaded.shift, 19 - loaded.shift
         assert context.native.heads_positions(0) == (first, last)
@@ -571,9 +577,9 @@ def test_memories_stay_the_same_whatever_is_done(cuttable: Loaded, seed: int) ->
                     context.remove(seq_id)
                     tokens.clear()
                     exact[seq_id] = True
-            for one, its in known.items():
+            for entry, its in known.items():
                 if its:
-                    cuttable.check(context, one, its, is_exact=exact[one])
+                    cuttable.check(context, entry, its, is_exact=exact[entry])
 
 
 # ---- what goes wrong
@@ -600,7 +606,7 @@ def test_drafts_without_free_cells_are_an_error_that_changes_nothing(cuttable: L
         for _ in range(2):
             with pytest.raises(NoKvSlot, match="drafting failed"):
                 context.draft(wishes)
-            assert [held_by_heads(context, one) for one in (0, 1)] == [len(PROMPT) - cuttable.shift] * 2
+            assert [held_by_heads(context, case) for case in (0, 1)] == [len(PROMPT) - cuttable.shift] * 2
         context.remove(2)
         cuttable.check(context, 0, PROMPT)
         cuttable.check(context, 1, PROMPT)
@@ -632,8 +638,8 @@ def test_a_damaged_part_of_the_heads_costs_drafts_alone(cuttable: Loaded) -> Non
 def test_states_that_are_no_frames_are_refused(hunyuan: Loaded) -> None:
     """Of a context without heads, cut off, or with sizes beyond their end."""
     with hunyuan.context() as context, Context(hunyuan.model, **EXACT) as without:
-        for one in (context, without):
-            one.decode(PROMPT, wants_logits="none")
+        for item in (context, without):
+            item.decode(PROMPT, wants_logits="none")
         plain = without.save_cells(0, 0, 4, scratch_seq_id=SCRATCH)
         framed = context.save_cells(0, 0, 4, scratch_seq_id=SCRATCH)
         endless = framed.payload.copy()
@@ -792,11 +798,11 @@ def test_plans_and_sums_of_memory_have_the_heads_part(loaded: Loaded) -> None:
     sizes = {**SIZES, "n_ctx": 2048}
     without = plan_memory(loaded.model, **sizes)
     planned = plan_memory(loaded.model, draft_heads=loaded.heads, **sizes)
-    assert sum(one.cache_bytes for one in planned.devices) > sum(one.cache_bytes for one in without.devices)
+    assert sum(device.cache_bytes for device in planned.devices) > sum(device.cache_bytes for device in without.devices)
     with Context(loaded.model, draft_heads=loaded.heads, **sizes) as context:
         used = memory_in_use(context)
-    assert [one.cache_bytes for one in used.devices] == [one.cache_bytes for one in planned.devices]
-    assert [one.weights_bytes for one in used.devices] == [one.weights_bytes for one in planned.devices]
+    assert [device.cache_bytes for device in used.devices] == [device.cache_bytes for device in planned.devices]
+    assert [device.weights_bytes for device in used.devices] == [device.weights_bytes for device in planned.devices]
 
 
 def test_adapters_and_threads_are_for_both(tiny_models: TinyModels, tmp_path: Any) -> None:
@@ -819,9 +825,9 @@ def test_logits_beside_heads_are_those_without(loaded: Loaded) -> None:
     """Hidden rows of all tokens leave rows of logits as they are, those of some tokens too."""
     with loaded.context() as context, Context(loaded.model, **EXACT) as without:
         for wants in ("all", "last", [True, False] * 5):
-            for one in (context, without):
-                one.clear()
-                one.decode(PROMPT, wants_logits=wants)  # type: ignore[arg-type]
+            for item in (context, without):
+                item.clear()
+                item.decode(PROMPT, wants_logits=wants)  # type: ignore[arg-type]
             index = 8 if isinstance(wants, list) else 9
             assert np.allclose(context.logits(index), without.logits(index), atol=1e-4)
 

@@ -101,14 +101,14 @@ def test_tool_calls_begin_and_end_within_bursts_as_without_drafts(plain: LLM, ch
         "reasoning_effort": "none",
     }
     with LLM(**SMALL, draft_model=DRAFT) as llm:
-        found, expected = (one.chat(asked, **options) for one in (llm, plain))
+        found, expected = (item.chat(asked, **options) for item in (llm, plain))
         assert found.usage.accepted_tokens > 0
         assert [(call.name, call.arguments) for call in found.tool_calls] == [
             (call.name, call.arguments) for call in expected.tool_calls
         ]
         assert [call.name for call in found.tool_calls] == ["weather"]
         if choice == "auto":
-            looped, alone = (one.chat(asked, run_tools=True, **options) for one in (llm, plain))
+            looped, alone = (item.chat(asked, run_tools=True, **options) for item in (llm, plain))
             assert looped.content == alone.content
             assert len(looped.rounds) == len(alone.rounds) == 1
 
@@ -141,10 +141,10 @@ def test_sequences_that_are_cancelled_and_preempted_leave_the_others_right(plain
         with ThreadPoolExecutor(6) as pool:
             left = [pool.submit(leave, prompt) for prompt in PROMPTS]
             whole = [pool.submit(llm.generate, prompt, **{**GREEDY, "max_tokens": 100}) for prompt in PROMPTS]
-        for one in left:
-            one.result()
-        for prompt, one in zip(PROMPTS, whole, strict=True):
-            check_same(plain, prompt, plain.generate(prompt, **{**GREEDY, "max_tokens": 100}), one.result())
+        for item in left:
+            item.result()
+        for prompt, item in zip(PROMPTS, whole, strict=True):
+            check_same(plain, prompt, plain.generate(prompt, **{**GREEDY, "max_tokens": 100}), item.result())
         drafter_of(llm).check()
         assert llm.stats().number("paceline_draft_tokens_accepted_total") > 50
 

@@ -55,8 +55,8 @@ def make(model: Model) -> Iterator[Callable[..., Context]]:
         return made[-1]
 
     yield context
-    for one in made:
-        one.close()
+    for item in made:
+        item.close()
 
 
 def add(context: Context, item: MediaPart, position: int, cells: slice, seq_id: int = 0) -> None:
@@ -241,5 +241,5 @@ def test_an_abort_ends_the_rows_that_are_left(
     monkeypatch.setattr(Context, "decode_embeddings", decode)
     rows = [row_of(item, range(item.num_cells), {len(HEAD): item}, seq_id) for seq_id in (0, 1)]
     outputs = backend.step(rows, ())
-    assert [type(one.error) for one in outputs] == [type(None), Aborted]
+    assert [type(output.error) for output in outputs] == [type(None), Aborted]
     assert calls == [0, 1]

@@ -165,7 +165,9 @@ def test_an_n_ctx_beyond_what_one_sequence_may_have_is_noted(
     """The note has both numbers and the reason; it is a warning where all slots together cannot use the cells."""
     with caplog.at_level("INFO", "paceline.engine"):
         LLM(tiny_models("llama"), num_slots=2, **options).close()
-    notes = [(one.levelname, one.getMessage()) for one in caplog.records if one.getMessage().startswith("n_ctx=")]
+    notes = [
+        (record.levelname, record.getMessage()) for record in caplog.records if record.getMessage().startswith("n_ctx=")
+    ]
     a_request = "a request has at most 1024 tokens (the model was trained for no more)"
     messages = {
         "INFO": f"n_ctx=2048 is shared by 2 slots: {a_request}",
@@ -178,7 +180,7 @@ def test_the_note_about_n_ctx_names_one_slot(tiny_models: TinyModels, caplog: py
     """In the singular."""
     with caplog.at_level("WARNING", "paceline.engine"):
         LLM(tiny_models("llama"), num_slots=1, n_ctx=2048).close()
-    (note,) = [one.getMessage() for one in caplog.records if one.getMessage().startswith("n_ctx=")]
+    (note,) = [record.getMessage() for record in caplog.records if record.getMessage().startswith("n_ctx=")]
     assert note.endswith("(the model was trained for no more), and 1 slot uses at most n_ctx=1024")
 
 
@@ -195,7 +197,7 @@ def test_its_output_is_that_of_a_bare_context(tiny_models: TinyModels, kind: str
                 expected.append(tuple(context.generate(Sampler(params, model), ids, 24)))
         with LLM(model, **SMALL) as llm:
             assert [llm.generate(prompt, params).token_ids for prompt in PROMPTS] == expected
-            assert [one.token_ids for one in llm.generate(PROMPTS, params)] == expected
+            assert [completion.token_ids for completion in llm.generate(PROMPTS, params)] == expected
 
 
 @pytest.mark.parametrize("kind", MEMORY_CLASSES)
@@ -204,8 +206,8 @@ def test_together_is_as_alone(tiny_models: TinyModels, kind: str) -> None:
     prompts = [f"{prompt} {index}" for index in range(2) for prompt in PROMPTS]
     path = tiny_models(kind)
     with LLM(path, **SMALL, chunk_size=5, strategy="balanced") as llm:
-        together = [one.token_ids for one in llm.generate(prompts, **GREEDY)]
-        seeded = [one.token_ids for one in llm.generate(prompts, max_tokens=12, seed=5)]
+        together = [completion.token_ids for completion in llm.generate(prompts, **GREEDY)]
+        seeded = [completion.token_ids for completion in llm.generate(prompts, max_tokens=12, seed=5)]
     with LLM(path, **{**SMALL, "num_slots": 1}) as llm:
         assert [llm.generate(prompt, **GREEDY).token_ids for prompt in prompts] == together
         assert [llm.generate(prompt, max_tokens=12, seed=5).token_ids for prompt in prompts] == seeded
@@ -269,7 +271,7 @@ def test_objects_print_as_a_line() -> None:
         chat.collect()
     assert repr(llm) == f"LLM('{demo_path.name}', num_slots=2, n_ctx=2048, closed)"
     assert repr(chat) == "ChatStream(finish_reason='length')"
-    assert all("\n" not in repr(one) and len(repr(one)) < 300 for one in (whole, reply, talk, stream, whole.usage))
+    assert all("\n" not in repr(item) and len(repr(item)) < 300 for item in (whole, reply, talk, stream, whole.usage))
     later = AsyncLLM(demo_path, num_slots=2, n_ctx=2048)
     assert repr(later).endswith(", not loaded)")
 
@@ -347,9 +349,9 @@ def test_adapters_hold_for_their_requests_alone(tiny_models: TinyModels, tmp_pat
     }
     sets: list[dict[str, float]] = [{}, {"a": 1.0}, {"b": 1.0}, {"a": 0.5, "b": 0.5}]
     with LLM(tiny_models("llama"), **SMALL, lora=paths) as llm:
-        alone = [llm.generate("Hello", **GREEDY, lora=one).token_ids for one in sets]
+        alone = [llm.generate("Hello", **GREEDY, lora=adapters).token_ids for adapters in sets]
         assert len(set(alone)) == 4
-        streams = [llm.stream("Hello", **GREEDY, lora=one) for one in sets]
+        streams = [llm.stream("Hello", **GREEDY, lora=adapters) for adapters in sets]
         together = [tuple(token for chunk in stream for token in chunk.token_ids) for stream in streams]
         assert together == alone
         with pytest.raises(InvalidParams, match="no adapter 'c'"):
@@ -375,9 +377,9 @@ def test_embeddings_are_an_embedders(tiny_models: TinyModels) -> None:
             assert llm.embed(texts[0]).shape == (64,)
             assert np.allclose(np.linalg.norm(found, axis=1), 1)
             assert llm.embed([]).shape == (0, 64)
-            for one in (b"bytes", None):
+            for case in (b"bytes", None):
                 with pytest.raises(InvalidType, match="texts must be a list of texts"):
-                    llm.embed(one)  # type: ignore[call-overload,arg-type]
+                    llm.embed(case)  # type: ignore[call-overload,arg-type]
 
 
 def test_an_encoder_embeds_and_does_not_generate(tiny_models: TinyModels) -> None:
@@ -399,9 +401,9 @@ def test_a_reranker_scores_documents(tiny_models: TinyModels) -> None:
             (alone,) = llm.rerank("a query", [documents[score.index]])
             assert alone.score == pytest.approx(score.score, abs=1e-4)
         assert llm.rerank("a query", []) == []
-        for one in ("a text", b"bytes", None):
+        for case in ("a text", b"bytes", None):
             with pytest.raises(InvalidType, match="documents must be a list of texts"):
-                llm.rerank("a query", one)  # type: ignore[arg-type]
+                llm.rerank("a query", case)  # type: ignore[arg-type]
     with LLM(tiny_models("llama"), **SMALL) as llm:
         with pytest.raises(Unsupported):
             llm.rerank("a query", documents)
@@ -422,8 +424,8 @@ def test_eight_requests_that_each_need_half_of_the_memory_all_finish(tiny_models
         assert resident(llm) == 0
     with LLM(tiny_models(kind), **{**EXACT, "num_slots": 1, "n_ctx": 256}) as llm:
         alone = [llm.generate(prompt, **options) for prompt in prompts]
-    assert [one.token_ids for one in together] == [one.token_ids for one in alone]
-    assert {one.finish_reason for one in together} == {FinishReason.LENGTH}
+    assert [completion.token_ids for completion in together] == [completion.token_ids for completion in alone]
+    assert {completion.finish_reason for completion in together} == {FinishReason.LENGTH}
 
 
 def test_a_prompt_that_is_too_long_is_refused_or_cut(tiny_models: TinyModels) -> None:
@@ -473,8 +475,8 @@ def test_a_list_may_be_longer_than_the_queue(tiny_models: TinyModels) -> None:
     """`generate` feeds the engine as it takes them; with when_full="refuse" a stream too many is refused at once."""
     with LLM(tiny_models("llama"), **{**ROOMY, "num_slots": 1}, max_queue=1, when_full="refuse") as llm:
         many = llm.generate(PROMPTS * 3, **GREEDY)
-        assert [one.token_ids for one in many[:4]] == [one.token_ids for one in many[8:]]
-        assert {one.finish_reason for one in many} == {FinishReason.LENGTH}
+        assert [completion.token_ids for completion in many[:4]] == [completion.token_ids for completion in many[8:]]
+        assert {completion.finish_reason for completion in many} == {FinishReason.LENGTH}
         streams = [llm.stream("Hello", **ENDLESS) for _ in range(2)]
         for call in (llm.stream, llm.generate, llm.embed):
             with pytest.raises(QueueFull):
@@ -498,7 +500,9 @@ def test_threads_wait_for_room(tiny_models: TinyModels) -> None:
 
         def work() -> None:
             found.append(llm.generate("Hello", **GREEDY).token_ids == expected)
-            found.append([one.token_ids for one in llm.generate(["Hello"] * 2, **GREEDY)] == [expected] * 2)
+            found.append(
+                [completion.token_ids for completion in llm.generate(["Hello"] * 2, **GREEDY)] == [expected] * 2
+            )
             found.append(np.allclose(llm.embed("Hello"), vector, atol=1e-4))
             with llm.stream("Hello", **GREEDY) as stream:
                 found.append(tuple(token for chunk in stream for token in chunk.token_ids) == expected)
@@ -525,7 +529,9 @@ def test_a_suffix_makes_the_model_fill_in_the_middle(demo: LLM) -> None:
     assert list(filled.prompt_token_ids) == bos + expected
     assert list(demo.generate(before, suffix=after, add_special=False, **GREEDY).prompt_token_ids) == expected
     assert filled.token_ids == demo.generate(bos + expected, **GREEDY).token_ids
-    assert [one.token_ids for one in demo.generate([before] * 2, suffix=after, **GREEDY)] == [filled.token_ids] * 2
+    assert [completion.token_ids for completion in demo.generate([before] * 2, suffix=after, **GREEDY)] == [
+        filled.token_ids
+    ] * 2
     with demo.stream(before, suffix=after, parse_special=True, **GREEDY) as stream:
         assert "".join(chunk.text for chunk in stream) == filled.text
     ids = demo.generate([1, 2], suffix="", **GREEDY).prompt_token_ids
@@ -573,7 +579,12 @@ def test_prompts_of_a_list_have_params_of_their_own(llama: LLM) -> None:
     """None: the defaults; keywords change all of them. A list of another length, or with another type, is refused before."""
     params = [SamplingParams(max_tokens=2), None, SamplingParams(max_tokens=4, n=2), SamplingParams(max_tokens=2)]
     many = llama.generate(PROMPTS, params, temperature=0, ignore_eos=True)
-    assert [[len(choice.token_ids) for choice in one.choices] for one in many] == [[2], [256], [4, 4], [2]]
+    assert [[len(choice.token_ids) for choice in completion.choices] for completion in many] == [
+        [2],
+        [256],
+        [4, 4],
+        [2],
+    ]
     assert many[0].token_ids == llama.generate(PROMPTS[0], temperature=0, max_tokens=2, ignore_eos=True).token_ids
     assert llama.generate([], []) == []
     for wrong, message in (
@@ -709,7 +720,7 @@ def test_a_forgotten_engine_ends_its_thread(tiny_models: TinyModels) -> None:
     """Without close or with, nothing is left of it when it is collected."""
     before = set(threading.enumerate())
     llm = LLM(tiny_models("llama"), **SMALL)
-    (thread,) = (one for one in set(threading.enumerate()) - before if one.name == "paceline-engine")
+    (thread,) = (entry for entry in set(threading.enumerate()) - before if entry.name == "paceline-engine")
     gone = weakref.ref(llm)
     assert works(llm)
     del llm
@@ -740,7 +751,7 @@ def test_an_engine_may_be_collected_on_its_own_thread(tiny_models: TinyModels) -
     collector = Collector()
     before = set(threading.enumerate())
     llm = LLM(tiny_models("llama"), **SMALL, instruments=[collector])
-    (thread,) = (one for one in set(threading.enumerate()) - before if one.name == "paceline-engine")
+    (thread,) = (entry for entry in set(threading.enumerate()) - before if entry.name == "paceline-engine")
     gc.disable()
     try:
         cycle: list[Any] = [llm]
@@ -801,7 +812,7 @@ def test_the_smallest_engines_work(tiny_models: TinyModels, options: dict[str, A
     with LLM(tiny_models("llama"), **{**SMALL, "n_ctx": 256, **options}) as llm:
         found = llm.generate(["abc", "b"], temperature=0, max_tokens=3)
         scored = llm.generate("abc", max_tokens=0, prompt_logprobs=0).prompt_logprobs
-    assert [one.token_ids for one in found] == [one.token_ids for one in expected]
+    assert [completion.token_ids for completion in found] == [completion.token_ids for completion in expected]
     assert scored is not None
     assert len(scored) == 3
 

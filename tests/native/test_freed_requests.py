@@ -33,7 +33,7 @@ def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
 
 
 def existing() -> list[int]:
-    return [id(one) for one in gc.get_objects() if type(one) in (Request, Sequence)]
+    return [id(obj) for obj in gc.get_objects() if type(obj) in (Request, Sequence)]
 
 
 def complete(llm: LLM) -> None:

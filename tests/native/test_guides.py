@@ -61,7 +61,7 @@ def _own_logging() -> Iterator[None]:
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
-    for name in [one for one in root.manager.loggerDict if one.partition(".")[0] == "paceline"]:
+    for name in [logger for logger in root.manager.loggerDict if logger.partition(".")[0] == "paceline"]:
         logging.getLogger(name).setLevel(levels.get(name, logging.NOTSET))
 
 

@@ -95,7 +95,7 @@ def complete(client: httpx.Client, prompt: str, **body: Any) -> Any:
 
 
 def number(client: httpx.Client, name: str) -> float:
-    (line,) = [one for one in client.get("/metrics").text.splitlines() if one.startswith(f"{name} ")]
+    (line,) = [line for line in client.get("/metrics").text.splitlines() if line.startswith(f"{name} ")]
     return float(line.split()[-1])
 
 
@@ -112,7 +112,7 @@ def test_text_is_the_same_and_drafts_are_counted_everywhere(served: Served, clie
             assert timings["draft_n"] >= 40
             assert 0 < timings["draft_n_accepted"] < timings["draft_n"]
             num_drafts, num_accepted = num_drafts + timings["draft_n"], num_accepted + timings["draft_n_accepted"]
-    assert all(one["speculative"] for one in client.get("/slots").json())
+    assert all(slot["speculative"] for slot in client.get("/slots").json())
     assert number(client, "paceline_draft_tokens_total") == num_drafts
     assert number(client, "paceline_draft_tokens_accepted_total") == num_accepted
     body = {"prompt": PROMPT, "max_tokens": 60, "temperature": 0, "ignore_eos": True}
@@ -181,4 +181,4 @@ def test_a_stream_outlives_the_worker_that_drafted_for_it(served: Served) -> Non
             assert_same_but_for_near_ties(plain, plain.tokenizer.encode(PROMPT), alone.token_ids, tokens)
             assert last["timings"]["draft_n"] > 0
             assert number(client, "paceline_engine_restarts_total") == 1
-            assert all(one["speculative"] for one in client.get("/slots").json())
+            assert all(slot["speculative"] for slot in client.get("/slots").json())

@@ -107,8 +107,8 @@ def _every_sequence_is_followed(caplog: pytest.LogCaptureFixture) -> Iterator[No
 
 
 def assert_same(plain: LLM, prompts: Sequence[str], expected: Sequence[Any], found: Sequence[Any]) -> None:
-    for prompt, one, other in zip(prompts, expected, found, strict=True):
-        assert_same_but_for_near_ties(plain, plain.tokenizer.encode(prompt), one.token_ids, other.token_ids)
+    for prompt, completion, other in zip(prompts, expected, found, strict=True):
+        assert_same_but_for_near_ties(plain, plain.tokenizer.encode(prompt), completion.token_ids, other.token_ids)
 
 
 @pytest.mark.usefixtures("deep")
@@ -119,10 +119,10 @@ def test_streams_together_say_what_each_says_alone(tried: Tried) -> None:
         for num_cached in (0, 0 if tried.kind in ("hybrid", "window") else 3):
             found = llm.generate(PROMPTS, **GREEDY)
             assert_same(plain, PROMPTS, alone, found)
-            num_drafts = sum(one.usage.draft_tokens for one in found)
+            num_drafts = sum(completion.usage.draft_tokens for completion in found)
             assert num_drafts > 60
-            assert sum(one.usage.accepted_tokens for one in found) >= LEAST[tried.kind] * num_drafts
-            assert sum(one.usage.cached_tokens for one in found) >= num_cached
+            assert sum(completion.usage.accepted_tokens for completion in found) >= LEAST[tried.kind] * num_drafts
+            assert sum(completion.usage.cached_tokens for completion in found) >= num_cached
         assert llm.generate(PROMPTS[0], speculation=False, **GREEDY).usage.draft_tokens == 0
         # Its heads have followed all the same, and another goes on behind it with drafts.
         again = llm.generate(PROMPTS[0] + " again", **GREEDY)
@@ -137,7 +137,7 @@ def test_draws_of_a_seed_are_those_without_drafts(mtp: Tried) -> None:
         for seed in range(6):
             expected = plain.generate("Hello", seed=seed, **options)
             found = llm.generate("Hello", seed=seed, **options)
-            assert [one.token_ids for one in found.choices] == [one.token_ids for one in expected.choices]
+            assert [choice.token_ids for choice in found.choices] == [choice.token_ids for choice in expected.choices]
             assert found.usage.draft_tokens > 0
 
 
@@ -152,7 +152,7 @@ def test_the_preempted_go_on_with_drafts(tried: Tried) -> None:
         found = llm.generate(prompts, **options)
         assert llm.stats().number("paceline_preemptions_total") > 0
         assert_same(plain, prompts, alone, found)
-        assert all(one.usage.draft_tokens > 0 for one in found)
+        assert all(completion.usage.draft_tokens > 0 for completion in found)
 
 
 @pytest.mark.usefixtures("deep")

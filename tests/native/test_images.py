@@ -130,11 +130,11 @@ def test_an_engine_generates_what_a_context_does(files: tuple[Path, Path], isola
             assert reply.content == llm.tokenizer.decode(turn)
             assert reply.messages[0]["content"][0] is part
         with llm.stream(["hello", Image(png(pixels)), QUESTION], **GREEDY) as stream:
-            assert [one for chunk in stream for one in chunk.token_ids] == expected
+            assert [token_id for chunk in stream for token_id in chunk.token_ids] == expected
         both = llm.generate([["hello", Image(pixels), QUESTION], "plain", ["hello", Image(pixels), QUESTION]], **GREEDY)
         assert [list(both[0].token_ids), list(both[2].token_ids)] == [expected, expected]
         choices = llm.generate(["hello", Image(pixels), QUESTION], n=2, **GREEDY).choices
-        assert [list(one.token_ids) for one in choices] == [expected, expected]
+        assert [list(choice.token_ids) for choice in choices] == [expected, expected]
 
 
 def test_the_same_picture_is_encoded_once(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,10 +150,10 @@ def test_the_same_picture_is_encoded_once(qwen: Path, monkeypatch: pytest.Monkey
         questions = [["hello", one, f"question {number}"] for number in range(4)]
         found = llm.generate(questions, **GREEDY)
         assert len(encoded) == 1
-        cells = sum(one < 0 for one in first.prompt_token_ids)
+        cells = sum(token_id < 0 for token_id in first.prompt_token_ids)
         assert cells > 10
-        assert all(one.usage.cached_tokens > cells for one in found)
-        assert len({one.token_ids for one in found}) == 4
+        assert all(completion.usage.cached_tokens > cells for completion in found)
+        assert len({completion.token_ids for completion in found}) == 4
         again = llm.generate(["hello", other, QUESTION], **GREEDY)
         assert len(encoded) == 2
         assert again.usage.cached_tokens < cells
@@ -175,10 +175,10 @@ def test_pictures_that_have_to_make_way_are_computed_again(files: tuple[Path, Pa
     prompts = [["hello", Image(picture(seed, 150, 90)), QUESTION] for seed in (1, 2, 3, 4)] * 2
     options = {**GREEDY, "max_tokens": 40}
     with LLM(files[0], cache_prompt=False, **ENGINE) as llm:
-        alone = [llm.generate(one, **options).token_ids for one in prompts[:4]] * 2
+        alone = [llm.generate(prompt, **options).token_ids for prompt in prompts[:4]] * 2
     with LLM(files[0], **{**ENGINE, "n_ctx": 256, "num_slots": 4}) as llm:
         for _ in range(2):
-            assert [one.token_ids for one in llm.generate(prompts, **options)] == alone
+            assert [completion.token_ids for completion in llm.generate(prompts, **options)] == alone
 
 
 def test_speculation_proposes_no_images(files: tuple[Path, Path]) -> None:
@@ -203,7 +203,7 @@ def test_what_cannot_be_is_refused_and_the_engine_goes_on(qwen: Path, isolation:
         with pytest.raises(BatchError) as raised:
             llm.generate([["a", good, "b"], ["a", damaged, "b"], "plain"], **GREEDY)
         outcomes = raised.value.outcomes
-        assert [isinstance(one, InvalidParams) for one in outcomes] == [False, True, False]
+        assert [isinstance(outcome, InvalidParams) for outcome in outcomes] == [False, True, False]
         assert outcomes[0].token_ids == expected  # type: ignore[union-attr]
         with pytest.raises(InvalidParams, match="64 images and audio, not 100"):
             llm.generate([*[good] * 100, "b"], **GREEDY)
@@ -269,7 +269,7 @@ def test_streams_go_on_while_a_picture_is_encoded_and_its_cancel_ends_it(
         pictured = llm.stream(["a", Image(picture(1)), "b"], max_tokens=5, ignore_eos=True)
         assert began.wait(60)
         others = llm.generate(["one", "two"], max_tokens=50, ignore_eos=True)
-        assert all(len(one.token_ids) == 50 for one in others)
+        assert all(len(other.token_ids) == 50 for other in others)
         assert llm.slots().num_processing == 0
         pictured.cancel()
         may_go.set()
@@ -300,7 +300,7 @@ def test_requests_go_on_in_the_next_worker(qwen: Path) -> None:
             first = next(chunks)
             pid: Any = llm.engine.worker_pid  # type: ignore[attr-defined]
             os.kill(pid, signal.SIGKILL)
-            rest = [one for chunk in chunks for one in chunk.token_ids]
+            rest = [token_id for chunk in chunks for token_id in chunk.token_ids]
         assert (*first.token_ids, *rest) == expected
 
 
@@ -312,7 +312,7 @@ def test_async(qwen: Path) -> None:
             prompt = ["hello", Image(picture(3)), QUESTION]
             found = await llm.generate(prompt, **GREEDY)
             async with llm.stream(prompt, **GREEDY) as stream:
-                return found.token_ids, tuple([one async for chunk in stream for one in chunk.token_ids])
+                return found.token_ids, tuple([token_id async for chunk in stream for token_id in chunk.token_ids])
 
     whole, streamed = asyncio.run(run())
     assert whole == streamed
@@ -450,7 +450,7 @@ class StandIn:
                 self.is_aborted = False
                 raise Aborted("aborted")
         self.num_encoded += len(images)
-        return [[MediaPart((), 4, 4, True, None, np.full((4, 8), one.mean(), np.float32))] for one in images]
+        return [[MediaPart((), 4, 4, True, None, np.full((4, 8), image.mean(), np.float32))] for image in images]
 
     def abort(self) -> None:
         self.is_aborted = True
@@ -606,8 +606,8 @@ def test_a_stop_ends_all_that_waits_to_be_encoded(stand_in: tuple[StandIn, Media
         if len(found) == 4:
             break
         time.sleep(0.01)
-    assert [type(one) for one in found] == [Stop, Submit, Submit, Submit]
-    assert all(isinstance(one.request.embeddings, Aborted) for one in found[1:])
+    assert [type(item) for item in found] == [Stop, Submit, Submit, Submit]
+    assert all(isinstance(item.request.embeddings, Aborted) for item in found[1:])
     assert projector.num_encoded == 0
     inbox.close_encoder()
 
@@ -725,7 +725,7 @@ def test_deadlines_and_cancels_end_requests_that_wait_for_an_encoding(slow: LLM)
     last = slow.stream(["a", marked(5, 100), "b"], **GREEDY)
     start = time.monotonic()
     dropped.cancel()
-    found = [(list(one)[-1].finish_reason, time.monotonic() - start) for one in (dropped, behind, queued, first)]
+    found = [(list(item)[-1].finish_reason, time.monotonic() - start) for item in (dropped, behind, queued, first)]
     reasons = [reason for reason, _ in found]
     assert reasons == [FinishReason.CANCELLED, *[FinishReason.DEADLINE] * 3]
     assert found[2][1] < 1.4  # before the one that is encoded
@@ -743,7 +743,7 @@ def test_stopping_ends_what_is_encoded_in_a_worker_too(slow: LLM) -> None:
     streams = [slow.stream(["a", marked(seed, 0), "b"], max_tokens=5) for seed in (1, 2)]
     time.sleep(0.3)
     slow.close()
-    assert {list(one)[-1].finish_reason for one in streams} == {FinishReason.SHUTDOWN}
+    assert {list(stream)[-1].finish_reason for stream in streams} == {FinishReason.SHUTDOWN}
 
 
 def test_a_picture_that_kills_the_encoder_ends_its_own_request_only(qwen: Path) -> None:
@@ -752,16 +752,16 @@ def test_a_picture_that_kills_the_encoder_ends_its_own_request_only(qwen: Path) 
     good, text = ["hello", marked(1, 100), QUESTION], "hello there"
     instruments = ["tests.native.test_images:SlowEncoding"]
     with LLM(qwen, isolation="process", instruments=instruments, **ENGINE) as llm:
-        expected = [llm.generate(one, **options).token_ids for one in (good, text)]
-        streams = [llm.stream(one, **options) for one in (good, text)]
-        readers = [iter(one) for one in streams]
-        begun = [next(one) for one in readers]
+        expected = [llm.generate(item, **options).token_ids for item in (good, text)]
+        streams = [llm.stream(item, **options) for item in (good, text)]
+        readers = [iter(stream) for stream in streams]
+        begun = [next(reader) for reader in readers]
         bad = llm.stream(["a", marked(2, 255), "b"], **options)
         with pytest.raises(EngineDied, match="SIGABRT"):
             list(bad)
         assert bad.finish_reason is FinishReason.ERROR
-        for one, first, ids in zip(readers, begun, expected, strict=True):
-            rest = [token for chunk in one for token in chunk.token_ids]
+        for reader, first, ids in zip(readers, begun, expected, strict=True):
+            rest = [token for chunk in reader for token in chunk.token_ids]
             assert (*first.token_ids, *rest) == ids
         assert llm.generate(good, **options).token_ids == expected[0]
 
@@ -793,14 +793,14 @@ def test_a_picture_that_kills_what_measures_it_is_blamed_on_no_stream(qwen: Path
     options = {**GREEDY, "max_tokens": 5}
     with LLM(qwen, isolation="process", instruments=["tests.native.test_images:DyingToMeasure"], **ENGINE) as llm:
         texts = ("hello there", "and you")
-        expected = [llm.generate(one, **options).token_ids for one in texts]
-        streams = [llm.stream(one, **options) for one in texts]
-        readers = [iter(one) for one in streams]
-        begun = [next(one) for one in readers]
+        expected = [llm.generate(text, **options).token_ids for text in texts]
+        streams = [llm.stream(text, **options) for text in texts]
+        readers = [iter(stream) for stream in streams]
+        begun = [next(reader) for reader in readers]
         with pytest.raises(EngineDied, match="SIGABRT"):
             llm.generate(["a", Image(png(picture(1, 77, 33))), "b"], **options)
-        for one, first, ids in zip(readers, begun, expected, strict=True):
-            rest = [token for chunk in one for token in chunk.token_ids]
+        for reader, first, ids in zip(readers, begun, expected, strict=True):
+            rest = [token for chunk in reader for token in chunk.token_ids]
             assert (*first.token_ids, *rest) == ids
         assert llm.generate(texts[0], **options).token_ids == expected[0]
 
@@ -814,12 +814,12 @@ def test_choices_about_a_picture_share_it(qwen: Path, isolation: str) -> None:
     prompts = [["hello", Image(picture(seed, 150, 90)), QUESTION] for seed in (1, 2, 3)]
     options = {"max_tokens": 40, "temperature": 1.0, "seed": 5, "ignore_eos": True, "n": 3}
     with LLM(qwen, **ENGINE) as llm:
-        expected = [[one.token_ids for one in llm.generate(prompt, **options).choices] for prompt in prompts]
+        expected = [[choice.token_ids for choice in llm.generate(prompt, **options).choices] for prompt in prompts]
         assert len(set(expected[0])) == 3
     crowded = {**ENGINE, "n_ctx": 256, "num_slots": 8}
     with LLM(qwen, isolation=isolation, **crowded) as llm:
         found = llm.generate(prompts, **options)
-        assert [[choice.token_ids for choice in one.choices] for one in found] == expected
+        assert [[choice.token_ids for choice in completion.choices] for completion in found] == expected
         if isolation == "process":
             with llm.stream(prompts[0], **options) as stream:
                 chunks = iter(stream)
@@ -827,7 +827,7 @@ def test_choices_about_a_picture_share_it(qwen: Path, isolation: str) -> None:
                 pid: Any = llm.engine.worker_pid  # type: ignore[attr-defined]
                 os.kill(pid, signal.SIGKILL)
                 seen += chunks
-            ids = [tuple(t for one in seen if one.choice == choice for t in one.token_ids) for choice in range(3)]
+            ids = [tuple(t for event in seen if event.choice == choice for t in event.token_ids) for choice in range(3)]
             assert ids == expected[0]
 
 
@@ -840,9 +840,9 @@ def test_prefixes_with_pictures_are_saved(files: tuple[Path, Path], tmp_path: Pa
     options: dict[str, Any] = {"isolation": isolation, "state_folder": tmp_path, "swa_full": True, **ENGINE}
     with LLM(files[0], **options) as llm:
         first = llm.generate(prompt, **GREEDY)
-        expected = [llm.generate(one, cache_prompt=False, **GREEDY).token_ids for one in others]
-        for one in others:  # which cuts what is saved at once
-            llm.generate(one, **GREEDY)
+        expected = [llm.generate(other, cache_prompt=False, **GREEDY).token_ids for other in others]
+        for other in others:  # which cuts what is saved at once
+            llm.generate(other, **GREEDY)
         num_saved = llm.save_prefix("seen", prompt)
         assert num_saved >= first.usage.prompt_tokens - 1
         with pytest.raises(InvalidParams):
@@ -855,8 +855,8 @@ def test_prefixes_with_pictures_are_saved(files: tuple[Path, Path], tmp_path: Pa
         again = llm.generate(prompt, **GREEDY)
         assert again.token_ids == first.token_ids
         assert again.usage.cached_tokens >= num_saved - 1
-        for one, tokens in zip(others, expected, strict=True):
-            found = llm.generate(one, **GREEDY)
+        for other, tokens in zip(others, expected, strict=True):
+            found = llm.generate(other, **GREEDY)
             assert found.token_ids == tokens
             assert found.usage.cached_tokens > sum(token < 0 for token in found.prompt_token_ids)
 

@@ -71,11 +71,11 @@ def test_it_does_what_an_engine_with_a_thread_does() -> None:
             one, other = apart.generate(STORY, **options), here.generate(STORY, **options)
             assert one.choices == other.choices
             assert one.prompt_logprobs == other.prompt_logprobs
-            scored = [token for one in one.prompt_logprobs or () for token in (one.token, *one.tokens)]
+            scored = [token for item in one.prompt_logprobs or () for token in (item.token, *item.tokens)]
             assert len(set(map(id, scored))) == len({token.id for token in scored})  # one text for each token
             assert one.usage.completion_tokens == other.usage.completion_tokens
         many = apart.generate([STORY, "The cat", "A king"], temperature=0, max_tokens=10)
-        assert [one.text for one in many] == [
+        assert [completion.text for completion in many] == [
             here.generate(prompt, temperature=0, max_tokens=10).text for prompt in (STORY, "The cat", "A king")
         ]
         with apart.stream(STORY, temperature=0, max_tokens=30) as stream:
@@ -235,7 +235,7 @@ def test_a_kill_in_mid_stream_changes_no_token(params: dict[str, Any]) -> None:
         with llm.stream(STORY, max_buffered_tokens=8, **options) as stream:
             for chunk in stream:
                 chunks.append(chunk)
-                if kills_at and sum(len(one.token_ids) for one in chunks) >= kills_at[0]:
+                if kills_at and sum(len(chunk.token_ids) for chunk in chunks) >= kills_at[0]:
                     kill(llm)
                     del kills_at[0]
         for choice in expected.choices:

@@ -55,9 +55,9 @@ def test_a_processor_that_changes_nothing_changes_nothing(llm: LLM, options: dic
     processed = llm.generate(STORY, logits_processors=[same, same], **wanted)
     assert processed.token_ids == plain.token_ids
     assert processed.text == plain.text
-    for one, other in zip(processed.logprobs or (), plain.logprobs or (), strict=True):
-        assert one.token_ids == other.token_ids
-        assert one.own == pytest.approx(other.own, abs=1e-4)
+    for token, other in zip(processed.logprobs or (), plain.logprobs or (), strict=True):
+        assert token.token_ids == other.token_ids
+        assert token.own == pytest.approx(other.own, abs=1e-4)
     with llm.stream(STORY, logits_processors=[same], **wanted) as stream:
         assert llm.generate(STORY, **wanted).token_ids[:4] == plain.token_ids[:4]
         list(stream)

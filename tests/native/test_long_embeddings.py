@@ -84,7 +84,7 @@ def test_a_document_that_is_too_long_is_cut_and_its_query_is_not(tiny_models: Ti
         scores = llm.rerank("a query", ["short", document], truncate="right")
         assert sorted(score.index for score in scores) == [0, 1]
         other = llm.rerank("a query", [document + "four"], truncate="right")[0].score
-        assert other == pytest.approx(next(one.score for one in scores if one.index == 1), abs=1e-3)
+        assert other == pytest.approx(next(score.score for score in scores if score.index == 1), abs=1e-3)
         with pytest.raises(PromptTooLong, match=r"the query, with nothing of documents\[0\], is too large"):
             llm.rerank(document, ["short"], truncate="right")
         assert len(llm.rerank("a query", ["short"])) == 1

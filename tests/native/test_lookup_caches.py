@@ -55,7 +55,7 @@ def test_a_server_drafts_from_a_static_file(tmp_path: Path) -> None:
     with LLM(**ENGINE) as llm:
         alone = llm.generate(PROMPT, cache_prompt=False, **GREEDY)
         tokens = [*llm.tokenizer.encode(PROMPT), *alone.token_ids]
-    pairs = {(one, two): three for one, two, three in zip(tokens, tokens[1:], tokens[2:], strict=False)}
+    pairs = {(token, two): three for token, two, three in zip(tokens, tokens[1:], tokens[2:], strict=False)}
     path = tmp_path / "static.bin"
     path.write_bytes(b"".join(struct.pack("7i", *pair, -1, -1, 1, token, 5) for pair, token in pairs.items()))
     flags = [

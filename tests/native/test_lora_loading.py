@@ -46,7 +46,7 @@ def test_an_adapter_is_loaded_used_and_unloaded(llm: LLM, tmp_path: Path, tiny_m
     path = adapter(tmp_path)
     with LLM(tiny_models("llama"), **SMALL, lora=[path]) as begun:
         expected = tokens(begun, lora={"lora": 1.0})
-        assert [(one.name, one.path) for one in begun.loras()] == [("lora", str(path))]
+        assert [(adapter.name, adapter.path) for adapter in begun.loras()] == [("lora", str(path))]
     plain = tokens(llm)
     llm.load_lora("style", path)
     assert tokens(llm, lora={"style": 1.0}) == expected != plain
@@ -125,7 +125,7 @@ def test_adapters_come_and_go_while_streams_run(llm: LLM, tmp_path: Path) -> Non
     for thread in threads:
         thread.join(LONG_S)
     assert not failures
-    assert [one.name for one in llm.loras()] == ["fixed"]
+    assert [adapter.name for adapter in llm.loras()] == ["fixed"]
 
 
 @isolations

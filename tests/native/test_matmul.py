@@ -367,8 +367,8 @@ def test_packed_weights_are_counted_as_memory(tmp_path: Path) -> None:
     use_kernel("llama.cpp")
     with Model.load(path) as model:
         mapped = plan_memory(model, n_ctx=128)
-    assert sum(one.mapped_bytes for one in packed.devices) < sum(one.mapped_bytes for one in mapped.devices)
-    weights = [sum(one.weights_bytes for one in plan.devices) for plan in (packed, mapped)]
+    assert sum(device.mapped_bytes for device in packed.devices) < sum(device.mapped_bytes for device in mapped.devices)
+    weights = [sum(device.weights_bytes for device in plan.devices) for plan in (packed, mapped)]
     assert weights[1] <= weights[0] < 1.2 * weights[1]
 
 

@@ -38,13 +38,13 @@ def test_passes_are_measured_and_leave_the_context_empty(num_slots: int, most_ro
             pass
         passes.end()
         (measured,) = learned
-        rows = [one.num_tokens for one in measured if one.num_outputs]
-        pieces = [one.num_tokens for one in measured if not one.num_outputs]
+        rows = [step.num_tokens for step in measured if step.num_outputs]
+        pieces = [step.num_tokens for step in measured if not step.num_outputs]
         assert rows == sorted({1, most_rows})
-        assert [one.num_outputs for one in measured] == rows + [0] * len(pieces)
+        assert [step.num_outputs for step in measured] == rows + [0] * len(pieces)
         assert pieces == sorted(pieces)
         assert pieces
-        assert all(one.seconds > 0 and one.num_cells == one.num_tokens for one in measured)
+        assert all(step.seconds > 0 and step.num_cells == step.num_tokens for step in measured)
         assert all(context.positions(seq_id) is None for seq_id in range(context.n_seq_max))
 
 
@@ -59,13 +59,13 @@ def test_a_start_makes_only_passes_that_are_over_at_once(monkeypatch: pytest.Mon
         passes.begin()
         assert passes.step()
         passes.end()
-        assert [one.num_tokens for one in learned[0]] == [1]
+        assert [value.num_tokens for value in learned[0]] == [1]
 
 
 @pytest.mark.parametrize(
     ("error", "num_warnings"), [(Aborted("closed"), 0), (DecodeError("no"), 1), (MemoryError(), 1)]
 )
-def test_a_pass_that_fails_ends_a_calibration(
+def test_a_stepthat_fails_ends_a_calibration(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception, num_warnings: int
 ) -> None:
     """What was measured before counts; a failure is logged, the end of the engine is none."""
@@ -80,8 +80,10 @@ def test_a_pass_that_fails_ends_a_calibration(
         monkeypatch.setattr(Context, "step", failing)
         assert not passes.step()
         passes.end()
-        assert [len(one) for one in learned] == [1]
-    warnings = [one for one in caplog.records if (one.name, one.levelname) == ("paceline.engine", "WARNING")]
+        assert [len(value) for value in learned] == [1]
+    warnings = [
+        record for record in caplog.records if (record.name, record.levelname) == ("paceline.engine", "WARNING")
+    ]
     assert len(warnings) == num_warnings
 
 
@@ -97,5 +99,7 @@ def test_what_cannot_be_learned_is_logged(monkeypatch: pytest.MonkeyPatch, caplo
         while passes.step():
             pass
         passes.end()
-    (warning,) = (one for one in caplog.records if (one.name, one.levelname) == ("paceline.engine", "WARNING"))
+    (warning,) = (
+        record for record in caplog.records if (record.name, record.levelname) == ("paceline.engine", "WARNING")
+    )
     assert "cannot be learned" in warning.message and warning.exc_info is not None

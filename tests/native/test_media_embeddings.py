@@ -126,17 +126,17 @@ def test_texts_are_embedded_as_by_an_embedder(files: tuple[Path, Path]) -> None:
             MediaEmbedder(model, max_tokens=1024, **EXACT) as media,
             Embedder(model, pooling="last", max_tokens=1024, **EXACT) as texts,
         ):
-            for one in (ids[:7], ids):
-                expected = texts.embed([one], normalize="none")[0]
-                assert np.allclose(media.embed([one]), expected, atol=CLOSE)
-                assert np.allclose(media.embed([one[:3], one[3:]]), expected, atol=CLOSE)
+            for item in (ids[:7], ids):
+                expected = texts.embed([item], normalize="none")[0]
+                assert np.allclose(media.embed([item]), expected, atol=CLOSE)
+                assert np.allclose(media.embed([item[:3], item[3:]]), expected, atol=CLOSE)
 
 
 def test_an_item_of_several_passes_is_as_at_once(qwen: Path) -> None:
     """A large image, of which a pass of the embedder has a part."""
     with Model.load(qwen) as model, MediaProjector.load(qwen.parent / "mmproj-qwen.gguf", model) as projector:
         parts = projector.encode_image(picture(1, 1200, 1000))
-        (item,) = [one for one in parts if not one.tokens]
+        (item,) = [part for part in parts if not part.tokens]
         assert item.num_cells > 520
         with Context(
             model, embeddings=True, pooling="none", n_ctx=2048, n_batch=2048, n_ubatch=2048, n_outputs_max=2048, **EXACT
@@ -226,7 +226,7 @@ def test_async_and_generation_beside_it(qwen: Path) -> None:
 
     async def run() -> None:
         async with AsyncLLM(qwen, **ENGINE) as llm:
-            alone = [await llm.embed(one) for one in prompts]
+            alone = [await llm.embed(prompt) for prompt in prompts]
             text = await llm.embed("text")
             words = llm.generate(["c", prompts[0][1], "d"], max_tokens=20, ignore_eos=True)
             *found, last, completion = await asyncio.gather(*map(llm.embed, prompts), llm.embed("text"), words)
@@ -279,9 +279,9 @@ def test_closing_ends_what_is_encoded(slow: LLM) -> None:
     futures = [slow.engine.embed([["a", marked(seed, 0), "b"]], None, RequestOptions()) for seed in (1, 2)]
     time.sleep(0.3)
     slow.close()
-    for one in futures:
+    for future in futures:
         with pytest.raises((PacelineError, Cancelled)):
-            one.result(30)
+            future.result(30)
 
 
 def test_a_worker_that_dies_is_replaced_and_the_vectors_come(qwen: Path) -> None:
@@ -346,6 +346,6 @@ def test_audio_is_embedded_too(tmp_path: Path) -> None:
     write_model(tmp_path / "mmproj.gguf", UltravoxAudioSpec())
     with LLM(write_model(tmp_path / "model.gguf", LlamaSpec(pooling="last")), **ENGINE) as llm:
         heard = [Audio(tone(1.0, pitch=pitch), 16000) for pitch in (300, 700, 300)]
-        found = llm.embed([["hear", one, QUESTION] for one in heard])
+        found = llm.embed([["hear", message, QUESTION] for message in heard])
         assert np.allclose(found[0], found[2], atol=CLOSE)
         assert not np.allclose(found[0], found[1], atol=1e-2)

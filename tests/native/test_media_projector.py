@@ -72,10 +72,10 @@ def test_an_image_becomes_an_item_between_its_marks(projector: MediaProjector, k
     assert projector.sample_rate is None
     parts = projector.encode_image(picture(1))
     measured = projector.measure_image(60, 40)
-    assert [(one.tokens, one.num_cells, one.num_positions) for one in parts] == [
-        (one.tokens, one.num_cells, one.num_positions) for one in measured
+    assert [(part.tokens, part.num_cells, part.num_positions) for part in parts] == [
+        (measurement.tokens, measurement.num_cells, measurement.num_positions) for measurement in measured
     ]
-    assert all(one.embeddings is None for one in measured)
+    assert all(measurement.embeddings is None for measurement in measured)
     item = item_of(parts)
     assert item.embeddings is not None
     assert item.embeddings.shape == (item.num_cells, 128 if kind == "qwen3vl" else 64)  # with what one layer saw
@@ -118,7 +118,7 @@ def test_places_are_a_grid_with_m_rope(tiny_models: TinyModels) -> None:
             assert item.num_cells == rows * columns
             assert item.num_positions == max(rows, columns)
             assert not item.places[:, 0].any()
-            assert len({tuple(one) for one in item.places.tolist()}) == item.num_cells
+            assert len({tuple(place) for place in item.places.tolist()}) == item.num_cells
 
 
 def test_limits_of_tokens_are_kept(tiny_models: TinyModels) -> None:
@@ -310,7 +310,7 @@ class Less:
         self.architecture, self.vocabulary, self.metadata = spec.architecture, spec.vocabulary, spec.metadata
 
     def tensors(self) -> Iterator[Any]:
-        return (one for one in self._spec.tensors() if one.name != self._missing)
+        return (tensor for tensor in self._spec.tensors() if tensor.name != self._missing)
 
 
 def test_no_missing_tensor_ends_the_process(tiny_models: TinyModels, tmp_path: Path, kind: str) -> None:

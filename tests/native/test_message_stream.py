@@ -379,7 +379,7 @@ def spelt(chat: ChatFormat, prompt: RenderedPrompt) -> str | None:
     except PacelineError:
         return None
     begun = next(
-        (n for n, (one, other) in enumerate(zip(prompt.text, whole, strict=False)) if one != other), len(prompt.text)
+        (n for n, (item, other) in enumerate(zip(prompt.text, whole, strict=False)) if item != other), len(prompt.text)
     )
     text = (f"Hm.{prompt.thinking_ends[0]}" if is_thinking_open(prompt) else "") + whole[begun:]
     parser = MessageParser(prompt)

@@ -174,7 +174,7 @@ def test_unloading_ends_what_still_runs_with_an_error_that_says_so(alone: str) -
             await tasks[0]
             with pytest.raises(ModelUnloaded, match="'a' was unloaded while it was in use"):
                 await tasks[1]
-            assert [one for one in ends if one is not None] == [FinishReason.SHUTDOWN] * 2
+            assert [end for end in ends if end is not None] == [FinishReason.SHUTDOWN] * 2
             assert models.status("a").state == "unloaded"
             async with models.use("a") as llm:
                 assert (await llm.generate(PROMPT, max_tokens=12, temperature=0)).text == alone
@@ -248,7 +248,7 @@ def test_what_the_machine_cannot_hold_evicts_none(alone: str, monkeypatch: pytes
             await models.load("a")
             with pytest.raises(NotEnoughMemory, match=r"KV cache .* 20 MiB are all that there is; n_ctx \d+ would fit"):
                 await models.load("huge")
-            assert [one.state for one in models.statuses()] == ["loaded", "failed"]
+            assert [status.state for status in models.statuses()] == ["loaded", "failed"]
             async with models.use("a", load=False) as llm:
                 assert (await llm.generate(PROMPT, max_tokens=12, temperature=0)).text == alone
 
@@ -262,7 +262,7 @@ def test_a_file_that_is_missing_fails_every_waiter_and_not_the_next_try(tmp_path
     async def check() -> None:
         async with AsyncModelManager([entry("late", model=path)], memory_budget="1 GiB") as models:
             found = await asyncio.gather(models.load("late"), models.load("late"), return_exceptions=True)
-            assert [type(one) for one in found] == [ModelFileNotFound] * 2
+            assert [type(item) for item in found] == [ModelFileNotFound] * 2
             assert isinstance(models.status("late").error, ModelFileNotFound)
             shutil.copy(demo_model_path(), path)
             async with models.use("late") as llm:
@@ -314,7 +314,7 @@ def test_threads_share_the_blocking_manager(tmp_path: Path, single: str) -> None
         models.add(entry("d"))
         models.remove("c")
         assert models.names() == ["a", "d"]
-        assert [one.name for one in models.statuses()] == ["a", "d"]
+        assert [status.name for status in models.statuses()] == ["a", "d"]
     models.close()
     with pytest.raises(EngineStopped, match="closed"), models.use("a"):
         pass

@@ -61,7 +61,7 @@ def outcome(call: Callable[[], Any]) -> str | None:
 def odd_calls(function: Callable[..., Any], good: dict[str, Any]) -> Iterator[tuple[str, Callable[[], Any]]]:
     """One call a parameter and odd value, the other parameters as they should be or left out."""
     parameters = inspect.signature(function).parameters.values()
-    needed = {one.name for one in parameters if one.default is one.empty}
+    needed = {parameter.name for parameter in parameters if parameter.default is parameter.empty}
     for parameter in parameters:
         for value in ODD:
             given = {name: good[name] for name in needed} | {parameter.name: value}
@@ -74,7 +74,7 @@ def wrong_outcomes(name: str, calls: Iterator[tuple[str, Callable[[], Any]]]) ->
 
 def public(kind: type) -> list[str]:
     left_out = {"close", "native", "load"}
-    return [one for one in dir(kind) if one[0] != "_" and one not in left_out and callable(getattr(kind, one))]
+    return [name for name in dir(kind) if name[0] != "_" and name not in left_out and callable(getattr(kind, name))]
 
 
 def goes_on(model: Model, context: Context) -> None:

@@ -178,10 +178,10 @@ def test_copies_and_saved_states_go_on_with_the_search(vocabulary: Model) -> Non
         accept_all(sampler, [tokens[b"a"], tokens[b"b"], tokens[b"<"]])
         copy, restored = sampler.clone(), sampler_of(vocabulary, trigger, **params)
         restored.restore(sampler.state())
-        for one in (copy, restored):
-            one.accept(tokens[b"<"])
-            assert len(bits(one.allowed_mask(), one.n_vocab)) < 5
-            one.close()
+        for item in (copy, restored):
+            item.accept(tokens[b"<"])
+            assert len(bits(item.allowed_mask(), item.n_vocab)) < 5
+            item.close()
         sampler.accept(tokens[b"a"])
         accept_all(sampler, [tokens[b"<"], tokens[b"<"]])
         assert len(bits(sampler.allowed_mask(), sampler.n_vocab)) == sampler.n_vocab

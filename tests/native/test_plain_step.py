@@ -40,8 +40,8 @@ def test_it_draws_what_a_step_draws(model: Model, context: Context) -> None:
     drawn = context.plain_step([0, 1, 2], [0, 0, 0], prompts, samplers)
     for tick in range(10):
         assert drawn[1] is None
-        plain.append([one for one in drawn if isinstance(one, int)])
-        known = [[one] if isinstance(one, int) else [9] for one in drawn]
+        plain.append([token for token in drawn if isinstance(token, int)])
+        known = [[token] if isinstance(token, int) else [9] for token in drawn]
         drawn = context.plain_step([0, 1, 2], [len(prompt) + tick for prompt in prompts], known, samplers)
     held = [context.positions(seq_id) for seq_id in range(3)]
     context.clear()
@@ -58,7 +58,7 @@ def test_it_draws_what_a_step_draws(model: Model, context: Context) -> None:
             for index in range(3)
         ]
         draws = [row.draws[0].token_ids if row.draws else () for row in context.step(rows).rows]
-        stepped.append([one for ids in draws for one in ids])
+        stepped.append([token_id for ids in draws for token_id in ids])
         tokens = [list(ids) or [9] for ids in draws]
     assert plain == stepped
     assert held == [(0, 12), (0, 11), (0, 13)]

@@ -69,10 +69,10 @@ def assert_same(found: Completion, expected: Completion, kind: str = "llama") ->
     assert found.logprobs is not None
     assert expected.logprobs is not None
     assert len(found.logprobs) == len(expected.logprobs) == len(expected.token_ids)
-    for one, other in zip(found.logprobs, expected.logprobs, strict=True):
-        assert one.own == pytest.approx(other.own, abs=tolerance)
-        assert one.token_ids == other.token_ids
-        assert one.values == pytest.approx(other.values, abs=tolerance)
+    for token, other in zip(found.logprobs, expected.logprobs, strict=True):
+        assert token.own == pytest.approx(other.own, abs=tolerance)
+        assert token.token_ids == other.token_ids
+        assert token.values == pytest.approx(other.values, abs=tolerance)
 
 
 def cached(completion: Completion) -> tuple[int, str | None]:
@@ -115,7 +115,7 @@ def test_a_model_of_windows_alone_has_states_and_no_cells(tmp_path: Path) -> Non
         again = llm.generate(prompt, **ASK)
         turn_prompt = [*prompt, *first.token_ids, *ids(7, 3)]
         turn = llm.generate(turn_prompt, **ASK)
-        assert [cached(one) for one in (first, again, turn)] == [(0, None), (89, "host"), (90 + 11, "host")]
+        assert [cached(item) for item in (first, again, turn)] == [(0, None), (89, "host"), (90 + 11, "host")]
     assert_same(again, first, "gemma3")
     assert_same(turn, uncached(path, turn_prompt), "gemma3")
 
@@ -136,9 +136,9 @@ def test_a_prompt_that_goes_another_way_is_as_if_computed(
         llm.generate(prompt, **ASK)
         found = [llm.generate(other, **ASK) for other in others]
         first, source = ((130, "device") if kind == "llama" else (0, None)), "device" if kind == "llama" else "host"
-        assert [cached(one) for one in found] == [first, (130, source), (130, source)]
-    for one, other in zip(found, others, strict=True):
-        assert_same(one, uncached(path, other), kind)
+        assert [cached(completion) for completion in found] == [first, (130, source), (130, source)]
+    for completion, other in zip(found, others, strict=True):
+        assert_same(completion, uncached(path, other), kind)
 
 
 @pytest.mark.parametrize("kind", MEMORY_CLASSES)
@@ -157,9 +157,9 @@ def test_what_is_before_a_control_token_is_shared_from_the_second_prompt_on(
         found = [llm.generate(prompt, **ASK) for prompt in prompts]
     num_shared = len(system) + 1 + len(question)
     more = 2 if kind == "llama" else 0  # it parts there exactly, and reads the token that both have
-    assert [one.usage.cached_tokens for one in found] == [0, num_shared + more, len(system) + more // 2]
-    for one, prompt in zip(found, prompts, strict=True):
-        assert_same(one, uncached(path, prompt), kind)
+    assert [completion.usage.cached_tokens for completion in found] == [0, num_shared + more, len(system) + more // 2]
+    for completion, prompt in zip(found, prompts, strict=True):
+        assert_same(completion, uncached(path, prompt), kind)
 
 
 @pytest.mark.parametrize("kind", MEMORY_CLASSES)
@@ -169,10 +169,10 @@ def test_prompts_that_begin_alike_at_once_are_as_if_computed(tiny_models: TinyMo
     prompts = [[*ids(LONG), *ids(20, seed)] for seed in range(1, 7)]
     with LLM(path, **{**OPTIONS, "num_slots": 3}, instruments=[load]) as llm:
         found = llm.generate(prompts, **ASK)
-    assert [one.usage.cached_tokens for one in found] == [0, *[LONG] * 5]
+    assert [completion.usage.cached_tokens for completion in found] == [0, *[LONG] * 5]
     assert sum(load.computed.values()) == LONG + 6 * (20 + 11)
-    for one, prompt in zip(found, prompts, strict=True):
-        assert_same(one, uncached(path, prompt), kind)
+    for completion, prompt in zip(found, prompts, strict=True):
+        assert_same(completion, uncached(path, prompt), kind)
 
 
 @pytest.mark.parametrize("kind", MEMORY_CLASSES)
@@ -188,9 +188,9 @@ def test_forks_of_a_running_one_are_as_if_computed(tiny_models: TinyModels, kind
         history = [*prompt, *generated[:15]]
         forks = llm.generate([[*history, *ids(4, seed)] for seed in (1, 2, 3)], **ASK)
         if kind == "llama":
-            assert [cached(one) for one in forks] == [(LONG + 15, "running")] * 3
+            assert [cached(fork) for fork in forks] == [(LONG + 15, "running")] * 3
         else:  # the first from the place before the prompt's last token, the others from it
-            assert {one.usage.cached_tokens for one in forks} <= {LONG - 1, LONG + 15}
+            assert {fork.usage.cached_tokens for fork in forks} <= {LONG - 1, LONG + 15}
         for chunk in stream:
             generated += chunk.token_ids
         alone = llm.generate(prompt, **long, cache_prompt=False)
@@ -211,8 +211,8 @@ def test_choices_that_share_a_prompt_are_as_if_computed(tiny_models: TinyModels,
         assert choice.token_ids == expected.token_ids
         assert choice.logprobs is not None
         assert expected.logprobs is not None
-        assert [one.own for one in choice.logprobs] == pytest.approx(
-            [one.own for one in expected.logprobs], abs=TOLERANCES.get(kind, TOLERANCE)
+        assert [token.own for token in choice.logprobs] == pytest.approx(
+            [token.own for token in expected.logprobs], abs=TOLERANCES.get(kind, TOLERANCE)
         )
 
 
@@ -241,11 +241,11 @@ def test_what_made_way_comes_back_as_if_computed(tiny_models: TinyModels, kind: 
     with LLM(path, **{**OPTIONS, **options}) as llm:
         first = [llm.generate(prompt, **ASK) for prompt in prompts]
         again = [llm.generate(prompt, **ASK) for prompt in prompts]
-        assert "host" in {one.usage.cached_from for one in again}
-        assert [one.usage.cached_tokens for one in again] == [len(prompt) - 1 for prompt in prompts]
-    for one, other, prompt in zip(first, again, prompts, strict=True):
-        assert_same(other, one, kind)
-        assert_same(one, uncached(path, prompt, **options), kind)
+        assert "host" in {completion.usage.cached_from for completion in again}
+        assert [completion.usage.cached_tokens for completion in again] == [len(prompt) - 1 for prompt in prompts]
+    for completion, other, prompt in zip(first, again, prompts, strict=True):
+        assert_same(other, completion, kind)
+        assert_same(completion, uncached(path, prompt, **options), kind)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "falcon-h1"])
@@ -267,9 +267,9 @@ def test_the_preempted_go_on_as_if_they_had_never_stopped(
     assert num_preempted > 0 or kind == "falcon-h1"
     assert sum(load.computed.values()) <= 8 * (60 + 59) + num_preempted
     with LLM(path, **{**OPTIONS, "num_slots": 1, "n_ctx": 256}) as llm:
-        for one, prompt in zip(together, prompts, strict=True):
-            assert one.finish_reason is FinishReason.LENGTH
-            assert_same(one, llm.generate(prompt, **ask, cache_prompt=False), kind)
+        for completion, prompt in zip(together, prompts, strict=True):
+            assert completion.finish_reason is FinishReason.LENGTH
+            assert_same(completion, llm.generate(prompt, **ask, cache_prompt=False), kind)
 
 
 def test_a_part_of_a_large_saved_range_fails_no_request(tiny_models: TinyModels) -> None:
@@ -293,15 +293,15 @@ def test_adapters_do_not_share_with_the_base_model(tiny_models: TinyModels, tmp_
     sets: list[dict[str, float]] = [{}, {"a": 1.0}, {"a": 0.5}]
     prompt = ids(60)
     with LLM(path, **OPTIONS, lora=lora) as llm:
-        first = [llm.generate(prompt, **ASK, lora=one) for one in sets]
-        again = [llm.generate(prompt, **ASK, lora=one) for one in sets]
-        assert [cached(one) for one in first] == [(0, None)] * 3
-        assert [cached(one) for one in again] == [(59, "device")] * 3
-    assert len({one.token_ids for one in first}) == 3
-    for one, other, scales in zip(first, again, sets, strict=True):
-        assert_same(other, one)
+        first = [llm.generate(prompt, **ASK, lora=adapters) for adapters in sets]
+        again = [llm.generate(prompt, **ASK, lora=adapters) for adapters in sets]
+        assert [cached(completion) for completion in first] == [(0, None)] * 3
+        assert [cached(completion) for completion in again] == [(59, "device")] * 3
+    assert len({completion.token_ids for completion in first}) == 3
+    for completion, other, scales in zip(first, again, sets, strict=True):
+        assert_same(other, completion)
         with LLM(path, **OPTIONS, lora=lora) as llm:
-            assert_same(one, llm.generate(prompt, **ASK, lora=scales))
+            assert_same(completion, llm.generate(prompt, **ASK, lora=scales))
 
 
 def test_salts_share_nothing_on_a_real_context(tiny_models: TinyModels) -> None:
@@ -454,12 +454,12 @@ def check_cuts(context: Context) -> None:
     context.clear()
     decode(context, ids(100, 7))  # elsewhere in memory
     bounds = [(0, 20), (20, 60), (60, 61), (61, LONG)]
-    parts = [context.cut_cells(whole, *one, scratch_seq_id=3) for one in bounds]
+    parts = [context.cut_cells(whole, *bound, scratch_seq_id=3) for bound in bounds]
     assert context.positions(3) is None
     assert (parts[1].start, parts[1].end, parts[1].nbytes) == (20, 60, alone.nbytes)
     parts[1] = context.cut_cells(parts[1], 20, 60, scratch_seq_id=3)  # all of it
-    for part, one in zip(parts, bounds, strict=True):
-        context.load_cells(1, part, *one, scratch_seq_id=3)
+    for part, bound in zip(parts, bounds, strict=True):
+        context.load_cells(1, part, *bound, scratch_seq_id=3)
     if state is not None:
         context.load_state(1, state, LONG)
     found = after(context, 1)
@@ -476,7 +476,7 @@ def test_cells_at_other_positions_than_a_range_says_are_refused(any_context: Con
         pytest.skip("no ranges")
     decode(context, ids(60))
     bounds = ((0, 20), (20, 40), (30, 40), (25, 35), (10, 40))
-    saved = [context.save_cells(0, *one, scratch_seq_id=3) for one in bounds]
+    saved = [context.save_cells(0, *bound, scratch_seq_id=3) for bound in bounds]
     context.load_cells(1, saved[0], 0, 20, scratch_seq_id=3)
     for other in saved[2:]:
         wrong = CellState(20, 40, other.payload)
@@ -638,7 +638,7 @@ def test_cells_that_are_not_there_are_not_saved(
     context.decode(ids(5), seq_ids=1)
     with pytest.raises(PacelineError):
         context.save_cells(seq_id, start, end, scratch_seq_id=scratch)
-    assert [context.positions(one) is None for one in range(4)] == [False, False, True, True]
+    assert [context.positions(i) is None for i in range(4)] == [False, False, True, True]
     goes_on(context)
 
 
@@ -667,10 +667,10 @@ def test_cells_that_do_not_fit_are_not_loaded(
     context.decode(ids(5), seq_ids=1)
     context.copy(0, 2, 0, 20)
     state = context.save_cells(0, 10, 40, scratch_seq_id=3)
-    before = [context.positions(one) for one in range(4)]
+    before = [context.positions(i) for i in range(4)]
     with pytest.raises(PacelineError):
         context.load_cells(seq_id, state, start, end, scratch_seq_id=scratch)
-    assert [context.positions(one) for one in range(4)] == before
+    assert [context.positions(i) for i in range(4)] == before
     context.load_cells(2, state, 20, 40, scratch_seq_id=3)
     assert np.allclose(after(context, 2), after(context, 0), atol=TOLERANCE)
 
@@ -781,7 +781,7 @@ def test_nothing_is_lost_in_a_long_run(
                 text = tuple(token for chunk in chunks if chunk.choice == 0 for token in chunk.token_ids)
                 if kind is not None:
                     known = expected.setdefault(tuple(prompt), text)
-                    assert all(one == other for one, other in zip(known, text, strict=False))
+                    assert all(entry == other for entry, other in zip(known, text, strict=False))
             for _, stream in streams:
                 assert stream.wait_released(LONG_S)
         llm.generate("settle", max_tokens=1)

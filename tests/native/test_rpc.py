@@ -79,8 +79,8 @@ def test_another_process_computes_the_same_tokens(server: LendingServer, local: 
     """Several streams at once; and again with the next engine, as the server is done with the one that was closed."""
     prompts = [STORY, "The cat", "A king"]
     with lent(server) as llm:
-        for prompt, one in zip(prompts, llm.generate(prompts, max_tokens=40, **GREEDY), strict=True):
-            assert_as_local(local, one.token_ids, prompt)
+        for prompt, completion in zip(prompts, llm.generate(prompts, max_tokens=40, **GREEDY), strict=True):
+            assert_as_local(local, completion.token_ids, prompt)
         seeded = llm.generate(STORY, max_tokens=30, seed=3).token_ids
     with lent(server) as again:
         assert again.generate(STORY, max_tokens=30, seed=3).token_ids == seeded
@@ -259,7 +259,7 @@ def test_another_patch_of_the_protocol_is_noted(caplog: pytest.LogCaptureFixture
     replies = (hello(7, 0, 99), struct.pack("<I", 1), struct.pack("<QQ", 5, 9))
     with stand_in(replying(*replies)) as address:
         found = greet(address, 5)
-    assert [(one.name, one.free_bytes, one.total_bytes) for one in found.devices] == [("RPC0", 5, 9)]
+    assert [(device.name, device.free_bytes, device.total_bytes) for device in found.devices] == [("RPC0", 5, 9)]
     assert "operations may have other numbers" in caplog.text
 
 

@@ -129,9 +129,9 @@ def test_deep_nesting_is_followed_and_left_again(vocabulary: Model) -> None:
     copied = sampler.clone()
     with pytest.raises(InvalidParams, match="does not allow"):
         sampler.accept(ids["("])
-    for one in (sampler, copied):
-        one.accept(ids[")"])
-        assert bits(one.allowed_mask(), one.n_vocab) == set(vocabulary.tokenizer.eog_ids)
+    for item in (sampler, copied):
+        item.accept(ids[")"])
+        assert bits(item.allowed_mask(), item.n_vocab) == set(vocabulary.tokenizer.eog_ids)
 
 
 def test_a_character_in_several_tokens_is_followed(vocabulary: Model) -> None:

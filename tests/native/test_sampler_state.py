@@ -57,14 +57,14 @@ def rows(count: int, seed: int = 0) -> list[np.ndarray]:
 
 def go_on(sampler: Sampler, logits: list[np.ndarray]) -> list[int]:
     tokens = []
-    for one in logits:
-        tokens.append(sampler.sample(one))
+    for logit in logits:
+        tokens.append(sampler.sample(logit))
         sampler.accept(tokens[-1])
     return tokens
 
 
 def named(options: list[dict[str, Any]]) -> Any:
-    return pytest.mark.parametrize("options", options, ids=lambda one: "-".join(map(str, one)) or "default")
+    return pytest.mark.parametrize("options", options, ids=lambda names: "-".join(map(str, names)) or "default")
 
 
 @named(REBUILDABLE)

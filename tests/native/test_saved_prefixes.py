@@ -199,7 +199,7 @@ def test_two_threads_may_save_under_one_name(tmp_path: Path, monkeypatch: pytest
     ranges = [CellState(0, 3, np.arange(1000, dtype=np.uint8))]
     with ThreadPoolExecutor(2) as threads:
         saving = [threads.submit(files.write, "name", [index] * 3, ranges) for index in range(2)]
-        sizes = {one.result() for one in saving}
+        sizes = {save.result() for save in saving}
     assert sizes == {(tmp_path / "name").stat().st_size}
     assert files.read("name")[0] in ([0, 0, 0], [1, 1, 1])
     assert [path.name for path in tmp_path.iterdir()] == ["name"]

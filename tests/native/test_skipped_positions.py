@@ -48,8 +48,8 @@ def make(model: Model) -> Iterator[Make]:
         return made[-1]
 
     yield context
-    for one in made:
-        one.close()
+    for item in made:
+        item.close()
 
 
 def ids(count: int, seed: int) -> list[int]:
@@ -214,7 +214,7 @@ def test_an_engine_generates_text_with_m_rope(model: Model) -> None:
         options: dict[str, Any] = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
         alone = llm.generate(HEAD * 6, **options).token_ids
         both = llm.generate([HEAD * 6, [*HEAD * 5, *TAIL], HEAD * 6], **options)
-        assert [one.token_ids for one in (both[0], both[2])] == [alone, alone]
+        assert [completion.token_ids for completion in (both[0], both[2])] == [alone, alone]
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "mamba", "falcon-h1"])

@@ -58,11 +58,13 @@ def test_streams_together_with_drafts_say_what_each_says_alone(
     alone = [futures(plain, prompt, **GREEDY)[0] for prompt in PROMPTS]
     with LLM(tiny_models("llama"), speculation=Oracle(alone, error_rate=error_rate), **SMALL) as llm:
         found = llm.generate(PROMPTS, **GREEDY)
-        for prompt, one, expected in zip(PROMPTS, found, alone, strict=True):
+        for prompt, completion, expected in zip(PROMPTS, found, alone, strict=True):
             ids = llm.tokenizer.encode(prompt)
-            assert_same_but_for_near_ties(plain, ids, expected[len(ids) :], one.token_ids)
-            assert one.usage.accepted_tokens <= one.usage.draft_tokens
-        assert sum(one.usage.accepted_tokens for one in found) > 3 * 24 * (0.6 if error_rate == 0 else 0.1)
+            assert_same_but_for_near_ties(plain, ids, expected[len(ids) :], completion.token_ids)
+            assert completion.usage.accepted_tokens <= completion.usage.draft_tokens
+        assert sum(completion.usage.accepted_tokens for completion in found) > 3 * 24 * (
+            0.6 if error_rate == 0 else 0.1
+        )
         without = llm.generate(PROMPTS[0], speculation=False, **GREEDY)
         assert without.usage.draft_tokens == 0
         again = llm.generate([*alone[0], 65], temperature=0, max_tokens=4)
@@ -82,12 +84,12 @@ def test_draws_of_a_seed_are_those_without_drafts(plain: LLM, tiny_models: TinyM
     }
     expected = [plain.generate("Hello", seed=seed, **options) for seed in range(20)]
     known = [futures(plain, "Hello", seed=seed, **options) for seed in range(20)]
-    oracle = Oracle([one for both in known for one in both], error_rate=0.3)
+    oracle = Oracle([item for both in known for item in both], error_rate=0.3)
     with LLM(tiny_models("llama"), speculation=oracle, **SMALL) as llm:
         found = [llm.generate("Hello", seed=seed, **options) for seed in range(20)]
     assert oracle.num_proposals > 40
-    for one, other in zip(found, expected, strict=True):
-        for mine, theirs in zip(one.choices, other.choices, strict=True):
+    for completion, other in zip(found, expected, strict=True):
+        for mine, theirs in zip(completion.choices, other.choices, strict=True):
             assert mine.token_ids == theirs.token_ids
             assert mine.logprobs is not None and theirs.logprobs is not None
             values = [token.own for token in mine.logprobs]
@@ -294,11 +296,11 @@ def test_models_with_states_verify_drafts(tiny_models: TinyModels, kind: str, er
         oracle = Oracle(alone, error_rate=error_rate)
         with LLM(tiny_models(kind), speculation=oracle, **SMALL) as llm:
             found = llm.generate(TOGETHER, **options)
-            for prompt, one, expected in zip(TOGETHER, found, alone * 2, strict=True):
+            for prompt, completion, expected in zip(TOGETHER, found, alone * 2, strict=True):
                 ids = llm.tokenizer.encode(prompt)
-                assert_same_but_for_near_ties(plain, ids, expected[len(ids) :], one.token_ids)
-            accepted = sum(one.usage.accepted_tokens for one in found)
-            assert sum(one.usage.draft_tokens for one in found) > 0
+                assert_same_but_for_near_ties(plain, ids, expected[len(ids) :], completion.token_ids)
+            accepted = sum(completion.usage.accepted_tokens for completion in found)
+            assert sum(completion.usage.draft_tokens for completion in found) > 0
             assert accepted > 8 * 40 * 0.5 if error_rate == 0 else accepted < 8 * 40
             several = llm.generate(TOGETHER[0], n=3, **options)
             ids = llm.tokenizer.encode(TOGETHER[0])
@@ -327,9 +329,9 @@ def test_little_memory_and_cancelled_neighbours_change_nothing(tiny_models: Tiny
                     stream.get()
                     stream.cancel()
                 found = [[token for chunk in stream for token in chunk.token_ids] for stream in streams[::2]]
-                for prompt, one, expected in zip(prompts, found, alone, strict=True):
+                for prompt, item, expected in zip(prompts, found, alone, strict=True):
                     ids = llm.tokenizer.encode(prompt)
-                    assert_same_but_for_near_ties(plain, ids, expected[len(ids) :], one)
+                    assert_same_but_for_near_ties(plain, ids, expected[len(ids) :], item)
             assert llm.stats().number("paceline_draft_tokens_accepted_total") > 100
 
 
@@ -341,7 +343,7 @@ def test_a_stop_within_a_burst_is_exact_with_states(tiny_models: TinyModels, kin
         prompt = "The quick brown fox jumps over the lazy dog"
         (alone,) = futures(plain, prompt, **{**GREEDY, "max_tokens": 60})
         start = len(plain.tokenizer.encode(prompt))
-        stop = next(one for index, one in enumerate(alone) if index > start + 20 and one not in alone[start:index])
+        stop = next(item for index, item in enumerate(alone) if index > start + 20 and item not in alone[start:index])
         options: dict[str, Any] = {**GREEDY, "max_tokens": 60, "stop_token_ids": [stop]}
         expected = plain.generate(prompt, **options)
         with LLM(tiny_models(kind), speculation=Oracle([alone]), **SMALL) as llm:

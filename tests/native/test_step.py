@@ -603,7 +603,7 @@ def test_a_bad_row_is_refused_before_anything_moves(
         context.step([good, msgspec.structs.replace(row, **change)])
     assert (context.positions(0), context.positions(1)) == (None, None)
     assert (first.num_generated, second.num_generated) == (0, 0)
-    assert all(one.draws[0].token_ids for one in context.step([good, row]).rows)
+    assert all(item.draws[0].token_ids for item in context.step([good, row]).rows)
 
 
 def test_one_sequence_has_one_row_and_one_sampler_one_place(model: Model, context: Context) -> None:

@@ -62,7 +62,7 @@ def computed(context: Context, token_ids: list[int], seq_id: int = 0) -> None:
 
 def own_logprobs(completion: Completion) -> list[float]:
     assert completion.logprobs is not None
-    return [one.own for one in completion.logprobs]
+    return [token.own for token in completion.logprobs]
 
 
 # ---- an engine
@@ -101,7 +101,7 @@ def test_forks_of_a_running_request_share_with_it(gemma: Model) -> None:
             generated += stream.get(LONG_S).token_ids
         early, late = prompt[:40], [*prompt, *generated[:15]]
         forks = llm.generate([[*early, *ids(4, 1)], [*late, *ids(4, 2)]], **ASK)
-        assert [cached(one) for one in forks] == [(40, "running"), (105, "running")]
+        assert [cached(fork) for fork in forks] == [(40, "running"), (105, "running")]
         for chunk in stream:
             generated += chunk.token_ids
         undisturbed = llm.generate(prompt, **long, cache_prompt=False)
@@ -136,10 +136,10 @@ def test_many_on_few_cells_are_as_alone(gemma: Model) -> None:
         together = llm.generate(prompts, **ask)
         assert llm.stats().number("paceline_preemptions_total") > 0
     with LLM(gemma, **{**OPTIONS, "num_slots": 1, "n_ctx": 256}) as llm:
-        for one, prompt in zip(together, prompts, strict=True):
+        for completion, prompt in zip(together, prompts, strict=True):
             expected = llm.generate(prompt, **ask, cache_prompt=False)
-            assert one.token_ids == expected.token_ids
-            assert own_logprobs(one) == pytest.approx(own_logprobs(expected), abs=TOLERANCE)
+            assert completion.token_ids == expected.token_ids
+            assert own_logprobs(completion) == pytest.approx(own_logprobs(expected), abs=TOLERANCE)
 
 
 # ---- its context

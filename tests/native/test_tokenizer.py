@@ -104,7 +104,7 @@ def _odd_texts(tokenizer: Tokenizer) -> st.SearchStrategy[str]:
     ]
     control = [tokenizer.token_text(token) for token in tokens if tokenizer.is_control(token)][:32]
     part = st.one_of(
-        st.sampled_from(longest + control), BLANKS, st.text(max_size=50), st.characters().map(lambda one: 50 * one)
+        st.sampled_from(longest + control), BLANKS, st.text(max_size=50), st.characters().map(lambda char: 50 * char)
     )
     parts = st.lists(st.tuples(part, st.integers(1, 40)), max_size=5)
     return parts.map(lambda chosen: "".join(text * number for text, number in chosen))

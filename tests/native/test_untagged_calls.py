@@ -305,7 +305,7 @@ def streamed(llm: LLM, **options: Any) -> Any:
         assert [chunk for chunk in chunks if chunk.usage is not None] == chunks[-1:]
         results = [chunk.tool_result.content for chunk in chunks if chunk.tool_result is not None]
         reply = stream.collect()
-    assert len(results) == sum(len(one.tool_calls) for one in reply.rounds)
+    assert len(results) == sum(len(round_.tool_calls) for round_ in reply.rounds)
     return reply
 
 

@@ -23,7 +23,9 @@ def libmtmd_entry() -> Path:
     facts = _native.build_info()
     wanted = _key(Path(facts["cache_entry"]))
     found = Path(facts["cache_dir"]).glob("libmtmd/*/complete")
-    folders = [one.parent for one in found if _key(one.parent).partition("\n")[2] == wanted]  # behind a line of its own
+    folders = [
+        item.parent for item in found if _key(item.parent).partition("\n")[2] == wanted
+    ]  # behind a line of its own
     return folders[0] if folders else Path(facts["cache_dir"]) / "libmtmd/none"
 
 
@@ -39,14 +41,14 @@ def build_tool(
     facts = _native.build_info()
     compiler = next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None)
     entry = Path(facts["cache_entry"])
-    files = [source_folder() / one for one in sources]  # of an absolute path, itself
+    files = [source_folder() / source for source in sources]  # of an absolute path, itself
     reasons = {
         "no C++ compiler": compiler is None,
         f"the tool is only built for the CPU backend, not {facts['backend']}": facts["backend"] != "cpu",
         f"the core was built with {facts['sanitizers']}": bool(facts["sanitizers"]),
-        "llama.cpp's source is not on this machine": not all(one.is_file() for one in files),
+        "llama.cpp's source is not on this machine": not all(file.is_file() for file in files),
         "llama.cpp's libraries are not on this machine": not (entry / "lib").is_dir()
-        or not all(one.is_file() for one in libraries),
+        or not all(library.is_file() for library in libraries),
     }
     for reason, applies in reasons.items():
         if applies and os.environ.get("CI") and facts["backend"] == "cpu" and not facts["sanitizers"]:

@@ -362,8 +362,8 @@ class Machine(RuleBasedStateMachine):
         else:
             assert reason in self.causes[key], f"{reason} without a cause"
             self.judge_cut_off(outcome, alone, choice)
-        scored = [one for chunk in outcome.of_choice(choice) for one in chunk.prompt_logprobs]
-        wanted = [one for chunk in alone.of_choice(choice) for one in chunk.prompt_logprobs]
+        scored = [token for chunk in outcome.of_choice(choice) for token in chunk.prompt_logprobs]
+        wanted = [token for chunk in alone.of_choice(choice) for token in chunk.prompt_logprobs]
         assert scored == wanted[: len(scored)]
         assert reason not in BY_ITSELF or scored == wanted
 
@@ -383,8 +383,8 @@ class Machine(RuleBasedStateMachine):
         assert usage is not None
         assert (usage.cached_tokens == 0) == (usage.cached_from is None)
         assert 0 <= usage.cached_tokens < max(1, len(request.prompt))
-        others = [one.request for one in self.world.outcomes.values() if one is not outcome]
-        if not any(may_share(one, request) for one in others) and not self.world.imported:
+        others = [item.request for item in self.world.outcomes.values() if item is not outcome]
+        if not any(may_share(other, request) for other in others) and not self.world.imported:
             assert usage.cached_tokens == 0
 
     def judge_cut_off(self, outcome: Outcome, alone: Outcome, choice: int) -> None:
@@ -409,7 +409,7 @@ class Machine(RuleBasedStateMachine):
         """What is said to be saved of a path follows from its tokens, from the first one on."""
         states = self.world.exported[key]
         assert states is not None
-        hashes = [one for state in states for one in state.hashes]
+        hashes = [value for state in states for value in state.hashes]
         memory = FakeMemory(MOST_CELLS, 1, "attention", 1)
         memory.append(0, 0, self.exports[key])
         assert hashes == memory.hashes(0)[: len(hashes)]
@@ -482,8 +482,8 @@ def lone(make: str, asked: str) -> Outcome:
 @pytest.mark.parametrize(
     ("strategy", "kind", "drafts"),
     [
-        *((*one, "") for one in itertools.product(STRATEGIES, KINDS)),
-        *((*one, "one by one") for one in itertools.product(STRATEGIES, KINDS) if one[1] != "compressed"),
+        *((*item, "") for item in itertools.product(STRATEGIES, KINDS)),
+        *((*item, "one by one") for item in itertools.product(STRATEGIES, KINDS) if item[1] != "compressed"),
         ("paced", "attention", "all at once"),
     ],
 )

@@ -40,7 +40,7 @@ def packed(tokens: Path) -> bytes:
 
 def path_of(node: Node) -> Path:
     """The tokens from the root to the end of a node."""
-    return tuple(array("i", b"".join(one.tokens for one in node.path())))
+    return tuple(array("i", b"".join(ancestor.tokens for ancestor in node.path())))
 
 
 @dataclass(eq=False)
@@ -107,7 +107,7 @@ class TreeMachine(RuleBasedStateMachine):
         if start:
             self.tree.insert(key, packed(tokens[:start]))
         node = self.tree.insert(key, packed(tokens))
-        nodes = [one for one in node.path() if one.start >= start]
+        nodes = [ancestor for ancestor in node.path() if ancestor.start >= start]
         assert nodes[0].start == start
         saved = Data(tokens, end - start)
         self.tree.put_block(nodes, HostBlock(start, end, saved))
@@ -127,7 +127,7 @@ class TreeMachine(RuleBasedStateMachine):
         node = self.tree.least_recent_host()
         assert node is not None
         younger = list(self.tree._by_age)[1:]
-        assert not any(node in one.path() for one in younger), "something below it would have stayed"
+        assert not any(node in item.path() for item in younger), "something below it would have stayed"
         self.forget(node)
         self.tree.free_host(node)
         self.tree.prune(node)
@@ -142,7 +142,7 @@ class TreeMachine(RuleBasedStateMachine):
     def match(self, namespace: Any, tokens: Path) -> None:
         """Return the longest prefix that any owner has or had saved, and where it ends."""
         known = self.known(namespace)
-        expected = max((shared(tokens, one) for one in known), default=0)
+        expected = max((shared(tokens, entry) for entry in known), default=0)
         match = self.tree.match(namespace, packed(tokens))
         assert match.length == expected
         if not match.nodes:
@@ -151,7 +151,7 @@ class TreeMachine(RuleBasedStateMachine):
         assert list(match.nodes) == match.nodes[-1].path()
         assert match.nodes[-1].start < match.length <= match.nodes[-1].end
         assert path_of(match.nodes[-1])[: match.length] == tokens[: match.length]
-        assert match.path_length in {len(one) for one in known if one[: match.length] == tokens[: match.length]}
+        assert match.path_length in {len(entry) for entry in known if entry[: match.length] == tokens[: match.length]}
 
     # ---- what must hold
 
@@ -163,7 +163,7 @@ class TreeMachine(RuleBasedStateMachine):
             ends = by_namespace.pop(name, set())
             known = self.known(name)
             assert known <= ends
-            assert all(any(one[: len(end)] == end for one in known) for end in ends), "every node has an owner"
+            assert all(any(entry[: len(end)] == end for entry in known) for end in ends), "every node has an owner"
         assert not by_namespace
         assert all(root.children for root in self.tree._roots.values()), "no root without a path"
         for owner in self.owners:
@@ -192,14 +192,14 @@ class TreeMachine(RuleBasedStateMachine):
                 found |= {(name, path[: at + 1]): data for at in range(node.start, node.end)}
         assert found == self.saved
         assert checkpoints == self.checkpoints
-        distinct = {id(one): one for one in (*self.saved.values(), *self.checkpoints.values())}
-        assert self.tree.num_bytes == sum(one.nbytes for one in distinct.values())
+        distinct = {id(item): item for item in (*self.saved.values(), *self.checkpoints.values())}
+        assert self.tree.num_bytes == sum(item.nbytes for item in distinct.values())
 
     @invariant()
     def a_node_is_younger_than_all_below_it(self) -> None:
         age = {node: place for place, node in enumerate(self.tree._by_age)}
         for node, own in age.items():
-            assert all(age[one] >= own for one in node.path() if one in age)
+            assert all(age[ancestor] >= own for ancestor in node.path() if ancestor in age)
 
     def teardown(self) -> None:
         """Nothing is left when all is taken out."""
@@ -217,7 +217,7 @@ class TreeMachine(RuleBasedStateMachine):
     def known(self, namespace: Any) -> set[Path]:
         """Return the prefixes that are held, or saved to their end."""
         return {
-            *(one.tokens for one in self.owners if one.namespace == namespace),
+            *(owner.tokens for owner in self.owners if owner.namespace == namespace),
             *(path for name, path in (*self.saved, *self.checkpoints) if name == namespace and self.ends(name, path)),
         }
 
@@ -264,16 +264,16 @@ def test_a_blob_that_is_split_keeps_its_range(long: Path, other: Path, budget: i
     assert node is not None
     tree.put_block([node], HostBlock(0, len(long), Data(long, 100)))
     tree.insert(("a",), packed(other))
-    parts = [one for one in tree.nodes() if one.block is not None]
-    assert sum(one.end - one.start for one in parts) == len(long)
-    assert {one.block.num_nodes for one in parts if one.block is not None} == {len(parts)}
+    parts = [node for node in tree.nodes() if node.block is not None]
+    assert sum(part.end - part.start for part in parts) == len(long)
+    assert {part.block.num_nodes for part in parts if part.block is not None} == {len(parts)}
     for left in range(len(parts), 0, -1):
         assert tree.num_bytes == 100
         oldest = tree.least_recent_host()
         assert oldest is not None
-        assert oldest.end == max(one.end for one in parts if one.block is not None)
+        assert oldest.end == max(part.end for part in parts if part.block is not None)
         tree.free_host(oldest)
-        assert sum(one.block is not None for one in parts) == left - 1
+        assert sum(part.block is not None for part in parts) == left - 1
     assert tree.num_bytes == 0
 
 
@@ -283,9 +283,14 @@ def test_eviction_leaves_no_gap_in_front_of_what_stays(saved: list[tuple[Path, i
     tree = RadixTree()
     for tokens, _ in saved:
         node = tree.insert(("a",), packed(tokens))
-        for one in node.path():
-            if one.block is None:
-                tree.put_block([one], HostBlock(one.start, one.end, Data(tokens[: one.end], one.end - one.start)))
+        for ancestor in node.path():
+            if ancestor.block is None:
+                tree.put_block(
+                    [ancestor],
+                    HostBlock(
+                        ancestor.start, ancestor.end, Data(tokens[: ancestor.end], ancestor.end - ancestor.start)
+                    ),
+                )
         tree.touch(node)
     while tree.num_bytes > budget:
         oldest = tree.least_recent_host()
@@ -328,8 +333,8 @@ class CellMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(self.held.values()) and not all(self.held.values()))
     @rule(data=st.data())
     def share(self, data: st.DataObject) -> None:
-        source = data.draw(st.sampled_from([one for one, cells in self.held.items() if cells]))
-        target = data.draw(st.sampled_from([one for one, cells in self.held.items() if not cells]))
+        source = data.draw(st.sampled_from([item for item, cells in self.held.items() if cells]))
+        target = data.draw(st.sampled_from([item for item, cells in self.held.items() if not cells]))
         num_tokens = data.draw(st.integers(1, len(self.held[source])))
         self.cells.share(source, target, num_tokens)
         self.held[target] = self.held[source][:num_tokens]
@@ -409,7 +414,7 @@ def trees(draw: st.DrawFn, *, has_cached: bool = True) -> tuple[RadixTree, Path]
         if start:
             tree.insert(("a",), packed(tokens[:start]))
         node = tree.insert(("a",), packed(tokens))
-        nodes = [one for one in node.path() if one.start >= start]
+        nodes = [ancestor for ancestor in node.path() if ancestor.start >= start]
         if draw(st.integers(0, 3)):
             tree.put_block(nodes, HostBlock(start, len(tokens), Data(tokens, len(tokens) - start)))
         else:
@@ -464,9 +469,9 @@ def test_a_placement_gives_what_is_there_and_one_token_less_than_all(made: tuple
     owners = {owner for node in match.nodes for owner in node.owners}
     on_device = max((reach(owner, asked[:most]) for owner in owners), default=0)
     promises = [
-        shared(tuple(one.token_ids[: one.num_prompt_tokens]), asked[:most])
-        for one in owners
-        if isinstance(one, Sequence) and not one.request.is_paused
+        shared(tuple(owner.token_ids[: owner.num_prompt_tokens]), asked[:most])
+        for owner in owners
+        if isinstance(owner, Sequence) and not owner.request.is_paused
     ]
     promised = max(promises, default=0)
     if found is PREFIX_PENDING:
@@ -497,19 +502,19 @@ def test_a_match_with_a_state_is_a_checkpoint_or_where_a_sequence_is(
     most = len(asked) - 1
     match = tree.match(("a",), packed(asked[:most]))
     owners = {owner for node in match.nodes for owner in node.owners if isinstance(owner, Sequence)}
-    places = {one.num_computed_tokens for one in owners if one.num_computed_tokens <= reach(one, asked[:most])}
+    places = {owner.num_computed_tokens for owner in owners if owner.num_computed_tokens <= reach(owner, asked[:most])}
     for node in tree.nodes():
         if node.state is not None and path_of(node) == asked[: node.end] and node.end <= most:
-            on_device = max((reach(one, asked[: node.end]) for one in owners), default=0)
+            on_device = max((reach(owner, asked[: node.end]) for owner in owners), default=0)
             if not has_cells or all(at < on_device or has_block(node, at) for at in range(node.end)):
                 places.add(node.end)
     best = max(places, default=0)
     promises = {
-        min(shared(tuple(one.token_ids), asked[:most]), one.num_prompt_tokens - 1): one
-        for one in owners
-        if not one.request.is_paused
+        min(shared(tuple(owner.token_ids), asked[:most]), owner.num_prompt_tokens - 1): owner
+        for owner in owners
+        if not owner.request.is_paused
     }
-    promised = max((end for end, one in promises.items() if one.num_computed_tokens < end), default=0)
+    promised = max((end for end, promise in promises.items() if promise.num_computed_tokens < end), default=0)
     found = match_state(match, most, own, has_cells=has_cells)
     if found is PREFIX_PENDING:
         assert own.waits_for is not None
@@ -532,7 +537,7 @@ def test_a_match_with_a_state_is_a_checkpoint_or_where_a_sequence_is(
 
 def has_block(node: Node, at: int) -> bool:
     """Whether host memory has the cell of a token on the path to this node."""
-    return any(one.block is not None for one in node.path() if one.start <= at < one.end)
+    return any(ancestor.block is not None for ancestor in node.path() if ancestor.start <= at < ancestor.end)
 
 
 def test_a_sibling_and_a_stranger_are_waited_for_as_long_as_it_is_worth_it() -> None:
@@ -551,8 +556,8 @@ def test_a_sibling_and_a_stranger_are_waited_for_as_long_as_it_is_worth_it() -> 
         other.waits_for = PendingPrefix(source, len(prompt))
         assert match_parts(match, len(prompt), other) is PREFIX_PENDING
         source.num_computed_tokens = len(prompt)
-        for one in (other, sibling):
-            found = match_parts(match, len(prompt), one)
+        for item in (other, sibling):
+            found = match_parts(match, len(prompt), item)
             assert isinstance(found, PrefixMatch)
             assert found.num_tokens == len(prompt)
 

@@ -148,12 +148,12 @@ class PoolMachine(RuleBasedStateMachine):
         """Have other options for a model, whose users may end."""
 
         async def begin() -> None:
-            models = [self.pool.entry(one) for one in self.pool.names()]
+            models = [self.pool.entry(name) for name in self.pool.names()]
             if name in self.pool.names():
                 self.force(name)
                 known = self.pool.entry(name)
                 changed = dataclasses.replace(known, options={**known.options, "n_ctx": n_ctx})
-                entries = [changed if one.name == name else one for one in models]
+                entries = [changed if model.name == name else model for model in models]
                 self.acts.append(asyncio.create_task(self.pool.update(entries)))
                 await asyncio.sleep(0)
                 assert self.pool.entry(name) == changed
@@ -171,7 +171,7 @@ class PoolMachine(RuleBasedStateMachine):
         """End an engine by itself."""
         runs = [run for run in self.loaded() if not run.ended.done()]
         if runs:
-            run = data.draw(st.sampled_from(sorted(runs, key=lambda one: one.entry.name)))
+            run = data.draw(st.sampled_from(sorted(runs, key=lambda run: run.entry.name)))
             self.is_forced.add(id(run))
             run.die()
 
@@ -240,7 +240,7 @@ class PoolMachine(RuleBasedStateMachine):
         await self.pool.aclose()
         assert not self.world.runs
         await asyncio.sleep(0)
-        assert [one for one in asyncio.all_tasks() if one is not asyncio.current_task()] == []
+        assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
 
 
 def test_the_pool_under_all_that_can_happen() -> None:

@@ -116,7 +116,7 @@ requests = st.fixed_dictionaries(
 
 def play(wanted: list[dict[str, Any]], deaths: set[int], options: dict[str, Any]) -> list[ReaderOutcome]:
     world = IsolatedWorld(**{"eos_every": 60, "num_cells": 1024, **options})
-    outcomes = [world.submit(one["prompt"], **{k: v for k, v in one.items() if k != "prompt"}) for one in wanted]
+    outcomes = [world.submit(item["prompt"], **{k: v for k, v in item.items() if k != "prompt"}) for item in wanted]
     world.run(lambda number: world.die() if number in deaths else None)
     return outcomes
 
@@ -132,16 +132,16 @@ def test_deaths_change_nothing_in_the_output(
 ) -> None:
     """Ids, texts, logprobs, reasons, stops and counts are those of an engine that nothing happened to."""
     outcomes, undisturbed = play(wanted, deaths, options), play(wanted, set(), options)
-    for one, other in zip(outcomes, undisturbed, strict=True):
-        assert one.summary() == other.summary()
-        assert one.is_released
-        assert one.num_started == other.num_started <= 1
-        assert one.terminal is not None
+    for outcome, other in zip(outcomes, undisturbed, strict=True):
+        assert outcome.summary() == other.summary()
+        assert outcome.is_released
+        assert outcome.num_started == other.num_started <= 1
+        assert outcome.terminal is not None
         assert other.terminal is not None
-        assert one.terminal.usage is not None
+        assert outcome.terminal.usage is not None
         assert other.terminal.usage is not None
-        assert one.terminal.usage.completion_tokens == other.terminal.usage.completion_tokens
-        assert one.terminal.usage.prompt_tokens == other.terminal.usage.prompt_tokens
+        assert outcome.terminal.usage.completion_tokens == other.terminal.usage.completion_tokens
+        assert outcome.terminal.usage.prompt_tokens == other.terminal.usage.prompt_tokens
 
 
 @settings(max_examples=60, deadline=None)
@@ -156,12 +156,12 @@ def test_deaths_amid_cancels_and_pauses_end_every_stream_once(
     wanted: list[dict[str, Any]], happenings: list[tuple[int, str, int]]
 ) -> None:
     """Every output is the beginning of what it would have been; each ends once, and nothing is left open."""
-    expected = [one.summary() for one in play(wanted, set(), {})]
+    expected = [item.summary() for item in play(wanted, set(), {})]
     world = IsolatedWorld(eos_every=60, num_cells=1024)
-    outcomes = [world.submit(one["prompt"], **{k: v for k, v in one.items() if k != "prompt"}) for one in wanted]
+    outcomes = [world.submit(item["prompt"], **{k: v for k, v in item.items() if k != "prompt"}) for item in wanted]
 
     def happen(number: int) -> None:
-        for _, what, key in [one for one in happenings if one[0] == number]:
+        for _, what, key in [happening for happening in happenings if happening[0] == number]:
             if what == "die":
                 world.die()
             elif what == "cancel":
@@ -173,9 +173,9 @@ def test_deaths_amid_cancels_and_pauses_end_every_stream_once(
                 world.pause(key, is_paused=False)
 
     world.run(happen)
-    for one, whole in zip(outcomes, expected, strict=True):
-        assert one.is_released
-        for (ids, text, _, _, reasons, _, _), (all_ids, all_text, *_) in zip(one.summary(), whole, strict=True):
+    for outcome, whole in zip(outcomes, expected, strict=True):
+        assert outcome.is_released
+        for (ids, text, _, _, reasons, _, _), (all_ids, all_text, *_) in zip(outcome.summary(), whole, strict=True):
             assert ids == all_ids[: len(ids)]
             assert len(reasons) == 1
             if FinishReason.CANCELLED not in reasons:
@@ -202,7 +202,7 @@ def test_what_the_front_ends_by_itself_brings_what_was_held_back(one: dict[str, 
         assert outcome.is_released
         ended.append(outcome)
     assert ended[0].summary() == ended[1].summary()
-    usages = [one.terminal.usage for one in ended if one.terminal is not None]
+    usages = [item.terminal.usage for item in ended if item.terminal is not None]
     assert usages[0] is not None
     assert usages[1] is not None
     assert usages[0].completion_tokens == usages[1].completion_tokens
@@ -222,7 +222,7 @@ def test_deaths_change_nothing_of_what_is_said_about_pictures(kind: str, deaths:
     disturbed.run(lambda number: disturbed.die() if number in deaths else None)
     assert outcomes[0].summary() == outcomes[1].summary()
     alone = World().alone(**prompt_of(*parts), max_tokens=9, ignore_eos=True, n=2, temperature=1, seed=3)
-    assert [list(one[0]) for one in outcomes[1].summary()] == [alone.token_ids(0), alone.token_ids(1)]
+    assert [list(item[0]) for item in outcomes[1].summary()] == [alone.token_ids(0), alone.token_ids(1)]
 
 
 def test_a_request_after_the_engine_gave_up_goes_on_in_the_next_worker() -> None:

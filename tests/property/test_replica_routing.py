@@ -23,11 +23,11 @@ DIGESTS = st.lists(st.lists(st.sampled_from(HASHES), unique=True, max_size=20), 
 
 
 def digest(hashes: list[int]) -> PrefixDigest:
-    return PrefixDigest(tuple(HashedPrefix(f"{one:016x}{0:016x}", 64) for one in hashes))
+    return PrefixDigest(tuple(HashedPrefix(f"{value:016x}{0:016x}", 64) for value in hashes))
 
 
 def known(index: PrefixIndex) -> set[int]:
-    return {one for one in HASHES if index.matched_blocks([one], ["a"])}
+    return {value for value in HASHES if index.matched_blocks([value], ["a"])}
 
 
 @settings(max_examples=150, deadline=None)
@@ -42,8 +42,8 @@ def test_digests_follow_through_loss_repetition_and_disorder(
         updates.append(publisher.publish(digest(hashes)))
         assert len(msgspec.msgpack.encode(updates[-1])) <= max_bytes
     published: list[set[int]] = [set(), *(set(hashes[:max_prefixes]) for hashes in digests)]
-    arriving = [one for one in updates if random.random() >= loss]
-    arriving += [one for one in updates if random.random() < 0.3]
+    arriving = [update for update in updates if random.random() >= loss]
+    arriving += [update for update in updates if random.random() < 0.3]
     for at in range(len(arriving) - 1):
         if random.random() < 0.3:
             arriving[at], arriving[at + 1] = arriving[at + 1], arriving[at]
@@ -116,10 +116,10 @@ def test_every_ready_candidate_is_ranked_whatever_was_reported(
             ready[name], last_read_s[name] = report.state == "ready", now_s - passed_s
         ranks = [router.rank(prompt, "abcd", now_s) for router in routers]
         assert ranks[0] == ranks[1]
-        assert sorted(one.replica_id for one in ranks[0]) == [name for name in "abcd" if ready[name]]
-        for one in ranks[0]:
-            assert 0 <= one.num_cached < num_tokens
-            assert 0 <= one.wait_s <= one.ttft_s < float("inf")
+        assert sorted(rank.replica_id for rank in ranks[0]) == [name for name in "abcd" if ready[name]]
+        for item in ranks[0]:
+            assert 0 <= item.num_cached < num_tokens
+            assert 0 <= item.wait_s <= item.ttft_s < float("inf")
         for router, rank in zip(routers, ranks, strict=True):
             router.note_routed(rank[0], prompt, now_s)
 
@@ -159,7 +159,7 @@ def test_no_request_is_lost_or_answered_twice(
     setting = Setting(3, MACHINE, report_s=report_s, delay_s=delay_s, lost_share=lost_share, leaves=leaves, seed=seed)
     outcome = Simulation(trace, POLICIES["ours"](Random(seed)), setting).run()
     assert results(outcome) == results(Simulation(trace, POLICIES["random"](Random(0)), Setting(1, MACHINE)).run())
-    assert sum(len(one.turns) for one in trace) == len(outcome.jobs)
+    assert sum(len(record.turns) for record in trace) == len(outcome.jobs)
     for job in outcome.jobs:
         assert len(job.generated) == job.max_tokens
     assert max(outcome.update_bytes) <= 8 * 12
@@ -171,4 +171,4 @@ def test_a_simulation_is_the_same_each_time(name: str) -> None:
     trace = dialogues(Random(3), 12)
     runs = [Simulation(trace, POLICIES[name](Random(1)), Setting(3, MACHINE)).run() for _ in range(2)]
     assert runs[0] == runs[1]
-    assert len(runs[0].jobs) == sum(len(one.turns) for one in trace)
+    assert len(runs[0].jobs) == sum(len(record.turns) for record in trace)

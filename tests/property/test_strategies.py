@@ -87,11 +87,11 @@ def planned(strategy: BatchStrategy, view: SchedulerView, budget: int) -> dict[i
 
 
 def tokens_of(tokens: dict[int, int], view: SchedulerView, *, is_decoding: bool) -> int:
-    return sum(tokens.get(one.key, 0) for one in view.sequences if one.is_decoding == is_decoding)
+    return sum(tokens.get(sequence.key, 0) for sequence in view.sequences if sequence.is_decoding == is_decoding)
 
 
 def wanted(view: SchedulerView, *, is_decoding: bool) -> int:
-    return sum(one.limit for one in view.sequences if one.is_decoding == is_decoding)
+    return sum(sequence.limit for sequence in view.sequences if sequence.is_decoding == is_decoding)
 
 
 @EVERY
@@ -99,7 +99,7 @@ def wanted(view: SchedulerView, *, is_decoding: bool) -> int:
 def test_plans_keep_the_contract(strategy: BatchStrategy, view: SchedulerView, budget: int) -> None:
     """Keys of the view, once each, within limits and budget, at least one token; and the same again for an equal view."""
     tokens = planned(strategy, view, budget)
-    limits = {one.key: one.limit for one in view.sequences}
+    limits = {sequence.key: sequence.limit for sequence in view.sequences}
     assert all(1 <= num_tokens <= limits[key] for key, num_tokens in tokens.items())
     assert 1 <= sum(tokens.values()) <= budget
     assert planned(strategy, structs.replace(view, sequences=list(view.sequences)), budget) == tokens
@@ -111,7 +111,7 @@ def test_no_token_of_the_budget_is_left_where_a_sequence_wants_it(
     strategy: BatchStrategy, view: SchedulerView, budget: int
 ) -> None:
     """All but the paced strategy fill the budget, or give every sequence all it may have."""
-    limits = sum(one.limit for one in view.sequences)
+    limits = sum(sequence.limit for sequence in view.sequences)
     assert sum(planned(strategy, view, budget).values()) == min(budget, limits)
 
 
@@ -128,7 +128,7 @@ def test_balanced_gives_each_side_half_where_it_wants_it(view: SchedulerView, bu
 @given(views(), BUDGETS)
 def test_paced_gives_every_decoder_its_row_where_the_budget_has_room(view: SchedulerView, budget: int) -> None:
     """Every decoder has a row where they fit beside the least share of the prompts."""
-    decoders = [one.key for one in view.sequences if one.is_decoding]
+    decoders = [sequence.key for sequence in view.sequences if sequence.is_decoding]
     tokens = planned(Paced(), view, budget)
     if budget >= len(decoders) + 16:
         assert set(decoders) <= set(tokens)

@@ -49,7 +49,11 @@ def scripts(draw: st.DrawFn) -> tuple[list[int], dict[str, Any]]:
         "stop_token_ids": draw(st.just([]) | st.lists(st.sampled_from(PLAIN), max_size=2)),
     }
     # As every sampler does: no end of generation and no stop id before min_tokens.
-    options["stop_token_ids"] = [one for one in options["stop_token_ids"] if one not in body[: options["min_tokens"]]]
+    options["stop_token_ids"] = [
+        stop_token_id
+        for stop_token_id in options["stop_token_ids"]
+        if stop_token_id not in body[: options["min_tokens"]]
+    ]
     return tokens, options
 
 

@@ -93,7 +93,7 @@ def test_any_reader_gets_everything_once_and_in_order(
             sender.push(placed(step, note(pushed, step)))
         elif isinstance(taken := channel.get(0), StreamChunk):
             seen.append(taken)
-        held = sum(len(one.ids) for one in pushed.values()) - sum(len(chunk.token_ids) for chunk in seen)
+        held = sum(len(item.ids) for item in pushed.values()) - sum(len(chunk.token_ids) for chunk in seen)
         assert channel.num_buffered == held
     for choice in ends - {last.choice}:
         sender.push(StreamChunk(index=len(pushed[choice].ids), choice=choice, finish_reason=FinishReason.LENGTH))

@@ -117,7 +117,7 @@ def test_only_what_might_begin_a_stop_is_held_back(tokens: Tokens, stops: list[s
         cut = might_begin(seen, stops)
         assert released == seen[:cut]
         held = stop_filter.state()
-        assert ids + [held_id for held_id, _ in held] == [one for one, _ in tokens[: len(ids) + len(held)]]
+        assert ids + [held_id for held_id, _ in held] == [token for token, _ in tokens[: len(ids) + len(held)]]
         assert b"".join(held_data for _, held_data in held) == seen[cut:]
         stop_filter = StopFilter.from_state(stops, held)
         assert stop_filter.state() == held

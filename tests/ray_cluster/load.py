@@ -83,8 +83,8 @@ class Load:
         with httpx.Client(headers=_HEADERS, timeout=_TIMEOUT) as client:
             self._expected = {prompt: stream(client, cluster.url, prompt, num_tokens)[0] for prompt in self._prompts}
         self._threads = [threading.Thread(target=self._run, args=(index,), daemon=True) for index in range(num_streams)]
-        for one in self._threads:
-            one.start()
+        for thread in self._threads:
+            thread.start()
 
     def _run(self, index: int) -> None:
         with httpx.Client(headers=_HEADERS, timeout=_TIMEOUT) as client:
@@ -101,7 +101,7 @@ class Load:
     def stop(self) -> Tally:
         """Let the streams that are open end, and return what became of all."""
         self._over.set()
-        for one in self._threads:
-            one.join(180)
-        assert not any(one.is_alive() for one in self._threads), "a stream has no end"
+        for thread in self._threads:
+            thread.join(180)
+        assert not any(thread.is_alive() for thread in self._threads), "a stream has no end"
         return self.tally

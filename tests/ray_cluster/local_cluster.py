@@ -130,7 +130,7 @@ class LocalCluster:
         """Wait until so many replicas are connected, none of `without`."""
         end = time.monotonic() + timeout_s
         while True:
-            found = [one for one in self.replicas() if one["id"] not in without]
+            found = [replica for replica in self.replicas() if replica["id"] not in without]
             if len(found) >= count:
                 return found
             if self._process.poll() is not None or time.monotonic() > end:
@@ -140,13 +140,13 @@ class LocalCluster:
     def kill_replica(self) -> str:
         """Kill the replica that has most to do, and return its id; the other ones stay."""
         found = self.wait_for(1)
-        chosen = max(found, key=lambda one: one["processing"])
+        chosen = max(found, key=lambda item: item["processing"])
         os.kill(chosen["pid"], signal.SIGKILL)
         return str(chosen["id"])
 
     def kill_worker(self) -> str:
         """Kill the worker process of the replica that has most to do, and return that replica's id."""
-        chosen = max(self.wait_for(1), key=lambda one: one["processing"])
+        chosen = max(self.wait_for(1), key=lambda item: item["processing"])
         (worker,) = (pid for pid in _children(chosen["pid"]) if b"paceline" in _command_line(pid))
         os.kill(worker, signal.SIGKILL)
         return str(chosen["id"])
@@ -159,7 +159,7 @@ class LocalCluster:
 
     def update(self, num_slots: int) -> None:
         """Deploy with other options, as a second operator would, and return when all replicas are new ones."""
-        before = frozenset(one["id"] for one in self.replicas())
+        before = frozenset(replica["id"] for replica in self.replicas())
         log = Path(self._folder.name) / "update-log"
         updating = self._start(self._config(num_slots, "auto"), log)
         try:
@@ -181,7 +181,7 @@ class LocalCluster:
 
 def _children(pid: int) -> list[int]:
     paths = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(one) for path in paths for one in path.read_text().split()]
+    return [int(part) for path in paths for part in path.read_text().split()]
 
 
 def _command_line(pid: int) -> bytes:

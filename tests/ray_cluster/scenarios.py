@@ -18,9 +18,9 @@ def talk(cluster: LocalCluster) -> str:
         chunks = client.completions.create(
             model="demo", prompt="Once upon a time", max_tokens=40, temperature=0.8, seed=11, stream=True
         )
-        texts.append("".join(one.choices[0].text for one in chunks))
+        texts.append("".join(chunk.choices[0].text for chunk in chunks))
     assert texts[0] == texts[1] != "", texts
-    assert [one.id for one in client.models.list()] == ["demo"]
+    assert [item.id for item in client.models.list()] == ["demo"]
     wrong = httpx.post(f"{cluster.url}/v1/completions", headers={"authorization": "Bearer no"}, json={"prompt": "x"})
     assert wrong.status_code == 401, wrong.text
     endless = client.completions.create(
@@ -41,7 +41,7 @@ def talk(cluster: LocalCluster) -> str:
 def wait_until_idle(cluster: LocalCluster, timeout_s: float = 20.0) -> None:
     """Wait until no slot is in use, as the replicas report."""
     end = time.monotonic() + timeout_s
-    while any(one["processing"] or one["waiting"] for one in cluster.replicas()):
+    while any(replica["processing"] or replica["waiting"] for replica in cluster.replicas()):
         assert time.monotonic() < end, f"slots are in use: {cluster.replicas()}"
         time.sleep(0.1)
 
@@ -74,7 +74,7 @@ def update_under_load(cluster: LocalCluster, num_streams: int = 16) -> str:
     load = Load(cluster, num_streams, num_tokens=500)
     cluster.update(num_slots=24)
     tally = load.stop()
-    assert {one["slots"] for one in cluster.wait_for(2, 60)} == {24}
+    assert {item["slots"] for item in cluster.wait_for(2, 60)} == {24}
     return _said(tally, "a rolling update to 24 slots a replica")
 
 

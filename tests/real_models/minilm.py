@@ -142,7 +142,7 @@ class MiniLM:
         ]
         writer.add_tokenizer_model("bert")
         writer.add_token_list(tokens)
-        writer.add_token_types([CONTROL if one else NORMAL for one in special])
+        writer.add_token_types([CONTROL if item else NORMAL for item in special])
         writer.add_token_scores([0.0] * len(tokens))
         writer.add_token_type_count(2)
         for name, text in {

@@ -68,12 +68,14 @@ class OpenAIChat(Dialect):
 
     def has_text(self, event: Event) -> bool:
         deltas = [choice["delta"] for choice in event.get("choices", ())]
-        return any(one.get("content") or one.get("reasoning_content") or one.get("tool_calls") for one in deltas)
+        return any(
+            delta.get("content") or delta.get("reasoning_content") or delta.get("tool_calls") for delta in deltas
+        )
 
     def failure(self, events: list[Event]) -> str:
         *before, failed, done = events
         assert done == {"done": True}
-        assert not any(choice["finish_reason"] for one in before for choice in one["choices"])
+        assert not any(choice["finish_reason"] for payload in before for choice in payload["choices"])
         return self.error_message(failed)
 
     def ending(self, events: list[Event]) -> str:
@@ -81,7 +83,9 @@ class OpenAIChat(Dialect):
         assert done == {"done": True}
         assert usage["choices"] == []
         assert usage["usage"]["completion_tokens"] > 0
-        (reason,) = [choice["finish_reason"] for one in before for choice in one["choices"] if choice["finish_reason"]]
+        (reason,) = [
+            choice["finish_reason"] for payload in before for choice in payload["choices"] if choice["finish_reason"]
+        ]
         return str(reason)
 
     def error_message(self, body: Any) -> str:
@@ -103,9 +107,9 @@ class Responses(Dialect):
 
     def failure(self, events: list[Event]) -> str:
         *before, error, failed = events
-        numbers = [one["sequence_number"] for one in events]
+        numbers = [event["sequence_number"] for event in events]
         assert numbers == list(range(len(events)))
-        assert not any(one["type"] in ("response.completed", "response.incomplete") for one in before)
+        assert not any(event["type"] in ("response.completed", "response.incomplete") for event in before)
         assert (error["type"], failed["type"]) == ("error", "response.failed")
         response = failed["response"]
         assert (response["status"], response["error"]["message"]) == ("failed", error["message"])
@@ -135,7 +139,7 @@ class AnthropicMessages(Dialect):
 
     def failure(self, events: list[Event]) -> str:
         *before, error = events
-        kinds = [one["type"] for one in before]
+        kinds = [event["type"] for event in before]
         assert kinds[0] == "message_start"
         assert not {"message_delta", "message_stop", "error"} & set(kinds)
         return self.error_message(error)
@@ -171,12 +175,12 @@ class OllamaChat(Dialect):
 
     def failure(self, events: list[Event]) -> str:
         *before, error = events
-        assert not any(one["done"] for one in before)
+        assert not any(item["done"] for item in before)
         return self.error_message(error)
 
     def ending(self, events: list[Event]) -> str:
         *before, last = events
-        assert not any(one["done"] for one in before)
+        assert not any(item["done"] for item in before)
         assert last["done"]
         assert last["eval_count"] > 0
         return str(last["done_reason"])

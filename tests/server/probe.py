@@ -55,7 +55,7 @@ def routes(service: Service) -> APIRouter:
             return EventStream(generation, ProbeWriter(body.get("opening", ""), is_broken=bool(body.get("broken"))))
         async with generation:
             completions = await generation.collect()
-        return JSONResponse({"texts": [one.text for one in completions]})
+        return JSONResponse({"texts": [completion.text for completion in completions]})
 
     @router.post("/v1/left")
     async def leave(body: dict[str, Any], request: Request) -> Response:

@@ -144,7 +144,7 @@ class RouterWorld:
 
         def is_settled() -> bool:
             found = [service.models.manager.status(name) for name in ("small", "large", "other")]
-            return all(one.state in ("loaded", "unloaded", "failed") and not one.num_users for one in found)
+            return all(status.state in ("loaded", "unloaded", "failed") and not status.num_users for status in found)
 
         self.server.until(is_settled)
 

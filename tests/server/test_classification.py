@@ -74,10 +74,10 @@ def test_a_text_gets_the_probabilities_of_all_classes(models: Path, isolation: s
         found = llm.classify(TEXTS)
         assert llm.classify([]) == []
         (of_ids,) = llm.classify([llm.tokenizer.encode(TEXTS[0])])
-    assert [one.labels for one in found] == [LABELS] * 3
-    for one in found:
-        assert sum(one.probs) == pytest.approx(1)
-        assert one.probs[LABELS.index(one.label)] == max(one.probs)
+    assert [item.labels for item in found] == [LABELS] * 3
+    for item in found:
+        assert sum(item.probs) == pytest.approx(1)
+        assert item.probs[LABELS.index(item.label)] == max(item.probs)
     assert found[2].probs == pytest.approx(found[0].probs, abs=1e-4)
     assert of_ids.probs == pytest.approx(found[0].probs, abs=1e-4)
     assert found[1].probs != pytest.approx(found[0].probs, abs=1e-4)
@@ -109,9 +109,9 @@ def test_classify_has_vllms_shape(classifier: httpx.Client, models: Path) -> Non
     assert response["id"].startswith("classify-")
     assert (response["object"], response["model"]) == ("list", "classifier.gguf")
     assert response["usage"] == {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-    for index, (one, wanted) in enumerate(zip(response["data"], expected, strict=True)):
-        assert (one["index"], one["label"], one["num_classes"]) == (index, wanted.label, 3)
-        assert one["probs"] == pytest.approx(wanted.probs, abs=1e-3)
+    for index, (entry, wanted) in enumerate(zip(response["data"], expected, strict=True)):
+        assert (entry["index"], entry["label"], entry["num_classes"]) == (index, wanted.label, 3)
+        assert entry["probs"] == pytest.approx(wanted.probs, abs=1e-3)
 
 
 def test_numbers_of_the_head_are_returned_where_they_are_asked_for(classifier: httpx.Client) -> None:
@@ -142,15 +142,19 @@ def test_a_reranker_scores_pairs(reranker: httpx.Client, path: str) -> None:
     documents = ["a dog", "the cat sat", "a bird"]
     response = ok(reranker, path, text_1="the cat", text_2=documents)
     ranked = {
-        one["index"]: one["relevance_score"]
-        for one in ok(reranker, "/rerank", query="the cat", documents=documents)["results"]
+        result["index"]: result["relevance_score"]
+        for result in ok(reranker, "/rerank", query="the cat", documents=documents)["results"]
     }
     assert response["id"].startswith("score-")
-    assert [(one["index"], one["object"]) for one in response["data"]] == [(0, "score"), (1, "score"), (2, "score")]
+    assert [(entry["index"], entry["object"]) for entry in response["data"]] == [
+        (0, "score"),
+        (1, "score"),
+        (2, "score"),
+    ]
     expected = [1 / (1 + np.exp(-ranked[index])) for index in range(3)]
-    assert [one["score"] for one in response["data"]] == pytest.approx(expected, abs=1e-3)
+    assert [entry["score"] for entry in response["data"]] == pytest.approx(expected, abs=1e-3)
     plain = ok(reranker, path, text_1="the cat", text_2=documents, use_activation=False)
-    assert [one["score"] for one in plain["data"]] == pytest.approx([ranked[index] for index in range(3)], abs=1e-3)
+    assert [entry["score"] for entry in plain["data"]] == pytest.approx([ranked[index] for index in range(3)], abs=1e-3)
     (single,) = ok(reranker, path, text_1="the cat", text_2=documents[1])["data"]
     assert single["score"] == pytest.approx(expected[1], abs=1e-3)
 
@@ -189,15 +193,15 @@ def test_lists_of_the_same_length_go_pair_by_pair(reranker: httpx.Client) -> Non
         ok(reranker, "/score", text_1=first, text_2=second)["data"][0]["score"]
         for first, second in (("the cat", "a bird"), ("a dog", "the cat"))
     ]
-    assert [one["score"] for one in response["data"]] == pytest.approx(alone, abs=1e-3)
+    assert [entry["score"] for entry in response["data"]] == pytest.approx(alone, abs=1e-3)
 
 
 def test_an_embedding_model_scores_by_the_cosine(embedder: httpx.Client) -> None:
     """Equal texts have 1."""
     response = ok(embedder, "/score", text_1="the cat sat", text_2=TEXTS)
-    vectors = [one["embedding"] for one in ok(embedder, "/v1/embeddings", input=TEXTS)["data"]]
-    expected = [float(np.dot(vectors[0], one)) for one in vectors]
-    assert [one["score"] for one in response["data"]] == pytest.approx(expected, abs=1e-3)
+    vectors = [entry["embedding"] for entry in ok(embedder, "/v1/embeddings", input=TEXTS)["data"]]
+    expected = [float(np.dot(vectors[0], vector)) for vector in vectors]
+    assert [entry["score"] for entry in response["data"]] == pytest.approx(expected, abs=1e-3)
     assert response["data"][0]["score"] == pytest.approx(1, abs=1e-4)
 
 

@@ -63,7 +63,7 @@ def test_routes_and_keys_are_those_of_one_machine(server: RunningServer, client:
     """A key is needed, models are listed, health is that of a loaded model."""
     with server.client() as stranger:
         assert stranger.post("/v1/completions", json=body()).status_code == 401
-    assert [one["id"] for one in client.get("/v1/models").json()["data"]] == ["tiny"]
+    assert [entry["id"] for entry in client.get("/v1/models").json()["data"]] == ["tiny"]
     assert client.get("/health").json() == {"status": "ok"}
     assert client.get("/health/ready").status_code == 200
     assert client.get("/props").json()["total_slots"] == 4
@@ -94,7 +94,7 @@ def test_what_is_off_is_off_for_each_replica_too(replicas: Replicas) -> None:
     config = parse_cluster_config(Path("/cluster.toml"), b"[server]\nslots = false\nmetrics = false\n[models.tiny]\n")
     build: Any = lambda _settings, _llm: cluster_app(config, {"tiny": replicas._make_calls})  # noqa: E731
     with RunningServer(config.models[0].settings, build=build) as running, running.client() as client:
-        assert [one["id"] for one in client.get("/cluster").json()["models"]["tiny"]] == ["a", "b"]
+        assert [entry["id"] for entry in client.get("/cluster").json()["models"]["tiny"]] == ["a", "b"]
         for path in ("/slots", "/cluster/tiny/a/slots", "/metrics", "/cluster/tiny/a/metrics"):
             assert client.get(path).status_code == 501, path
 
@@ -103,11 +103,11 @@ def test_replicas_are_shown_each_by_itself(client: httpx.Client) -> None:
     """/cluster has the replicas, and of each its slots and metrics; /slots and /metrics have all of them together."""
     client.post("/v1/completions", json=body())
     found = client.get("/cluster").json()["models"]["tiny"]
-    assert [(one["id"], one["slots"]) for one in found] == [("a", 2), ("b", 2)]
+    assert [(entry["id"], entry["slots"]) for entry in found] == [("a", 2), ("b", 2)]
     slots = client.get("/cluster/tiny/a/slots").json()
-    assert len(slots) == 2 and all("request_id" not in one for one in slots)  # other tenants' are none of a key's
+    assert len(slots) == 2 and all("request_id" not in slot for slot in slots)  # other tenants' are none of a key's
     numbers = [client.get(f"/cluster/tiny/{name}/metrics").json() for name in ("a", "b")]
-    assert sum(one["paceline_tokens_generated_total"] for one in numbers) >= 20
+    assert sum(number["paceline_tokens_generated_total"] for number in numbers) >= 20
     assert client.get("/cluster/tiny/none/slots").status_code == 404
     assert client.get("/cluster/none/a/slots").status_code == 404
     assert len(client.get("/slots").json()) == 4
@@ -125,10 +125,10 @@ def test_a_full_cluster_says_when_to_come_back(server: RunningServer, client: ht
     refused = client.post("/v1/completions", json=body())
     assert refused.status_code == 429, refused.text
     assert int(refused.headers["retry-after"]) >= 1
-    for one in channels:
-        one.cancel()
-    for one in channels:
-        assert one.wait_finished(30)
+    for channel in channels:
+        channel.cancel()
+    for channel in channels:
+        assert channel.wait_finished(30)
     assert client.post("/v1/completions", json=body()).status_code == 200
 
 
@@ -136,15 +136,15 @@ def test_several_models_are_chosen_by_name() -> None:
     """Models of a cluster are served by name and alias, and an unknown one is a 404."""
     worlds = {"first": Replicas("a"), "second": Replicas("b")}
     config = parse_cluster_config(Path("/cluster.toml"), TWO.encode())
-    build: Any = lambda _settings, _llm: cluster_app(config, {name: one._make_calls for name, one in worlds.items()})  # noqa: E731
+    build: Any = lambda _settings, _llm: cluster_app(config, {name: each._make_calls for name, each in worlds.items()})  # noqa: E731
     try:
         with RunningServer(config.server, build=build) as running, running.client() as client:
-            assert sorted(one["id"] for one in client.get("/v1/models").json()["data"]) == ["first", "second"]
+            assert sorted(entry["id"] for entry in client.get("/v1/models").json()["data"]) == ["first", "second"]
             for name in ("first", "other"):
                 reply = client.post("/v1/completions", json=body(model=name))
                 assert reply.status_code == 200, reply.text
             assert client.post("/v1/completions", json=body(model="third")).status_code == 404
             assert set(client.get("/cluster").json()["models"]) == {"first", "second"}
     finally:
-        for one in worlds.values():
-            one.close()
+        for world in worlds.values():
+            world.close()

@@ -242,7 +242,7 @@ def test_a_page_learns_of_the_models_of_a_router(routers: Any) -> None:
     world = routers()
     page = world.client.get("/v1/engine/page").json()
     assert page["is_router"]
-    assert [(one["id"], one["state"]) for one in page["models"]] == [
+    assert [(model["id"], model["state"]) for model in page["models"]] == [
         ("small", "unloaded"), ("large", "unloaded"), ("other", "unloaded"),
     ]  # fmt: skip
     assert page["default_model"] == "small"
@@ -280,18 +280,18 @@ def test_every_parameter_of_a_page_is_taken_with_its_default_and_at_its_bounds(c
     found = client.get("/v1/engine/model").json()
     assert (found["modalities"], found["has_chat_template"]) == (["text"], True)
     parameters = found["parameters"]
-    names = [one["name"] for one in parameters]
+    names = [parameter["name"] for parameter in parameters]
     assert len(set(names)) == len(names)
     body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
-    for one in parameters:
-        assert one["help"].endswith("."), one
-        values = [one["default"], one["minimum"], one["maximum"], *(one["choices"] or ())]
+    for parameter in parameters:
+        assert parameter["help"].endswith("."), parameter
+        values = [parameter["default"], parameter["minimum"], parameter["maximum"], *(parameter["choices"] or ())]
         for value in [value for value in values if value is not None]:
-            if one["name"] == "max_tokens" and value > 1:
+            if parameter["name"] == "max_tokens" and value > 1:
                 continue
-            response = client.post("/v1/chat/completions", json=body | {one["name"]: value})
-            assert response.status_code == 200, (one["name"], value, response.text)
-            assert "warnings" not in response.json(), (one["name"], value)
+            response = client.post("/v1/chat/completions", json=body | {parameter["name"]: value})
+            assert response.status_code == 200, (parameter["name"], value, response.text)
+            assert "warnings" not in response.json(), (parameter["name"], value)
 
 
 def test_the_page_of_one_model_says_how_it_is(server: RunningServer, client: httpx.Client) -> None:

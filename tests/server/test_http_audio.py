@@ -97,7 +97,7 @@ def test_chats_and_responses_have_audio(world: OpenAIServer, expected: tuple[str
         assert chat.usage is not None
         assert chat.usage.prompt_tokens > 30
         chunks = client.chat.completions.create(model="tale", messages=ASKED, stream=True, **GREEDY)
-        assert "".join(one.choices[0].delta.content or "" for one in chunks if one.choices) == expected[0]
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == expected[0]
         content: Any = [audio_part(), {"type": "input_text", "text": QUESTION}]
         response = client.responses.create(
             model="tale", input=[{"role": "user", "content": content}], temperature=0, max_output_tokens=8
@@ -169,8 +169,8 @@ def test_openais_client_transcribes(world: OpenAIServer, expected: tuple[str, st
         verbose = client.audio.transcriptions.create(**options, response_format="verbose_json", language="en")
         assert (verbose.duration, verbose.language) == (1.0, "en")
         events = list(client.audio.transcriptions.create(**options, stream=True))
-        assert [one.type for one in events[-1:]] == ["transcript.text.done"]
-        assert "".join(one.delta for one in events if one.type == "transcript.text.delta") == expected[1]
+        assert [event.type for event in events[-1:]] == ["transcript.text.done"]
+        assert "".join(event.delta for event in events if event.type == "transcript.text.delta") == expected[1]
         assert events[-1].text == expected[1]  # type: ignore[union-attr]
 
 

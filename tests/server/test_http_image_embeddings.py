@@ -52,16 +52,16 @@ def posted(client: httpx.Client, path: str, status: int = 200, **body: Any) -> A
 
 def vectors_of(client: httpx.Client, value: Any, **body: Any) -> Any:
     found = posted(client, "/v1/embeddings", input=value, **body)
-    return np.array([one["embedding"] for one in found["data"]])
+    return np.array([entry["embedding"] for entry in found["data"]])
 
 
 def test_openais_endpoint_takes_both_shapes(world: OpenAIServer, expected: Any) -> None:
     """Alone, and with texts in a list; the cells of the picture count as tokens."""
     parts = {"content": [text_part("a"), image_part(), text_part("b")]}
     with world.client() as client:
-        for one in (INPUT, parts):
-            assert np.allclose(vectors_of(client, one), expected[:1], atol=CLOSE)
-            assert np.allclose(vectors_of(client, ["text", one, "text"]), expected[[1, 0, 1]], atol=CLOSE)
+        for item in (INPUT, parts):
+            assert np.allclose(vectors_of(client, item), expected[:1], atol=CLOSE)
+            assert np.allclose(vectors_of(client, ["text", item, "text"]), expected[[1, 0, 1]], atol=CLOSE)
         assert len(vectors_of(client, [["te", "xt"], INPUT, [1, "a"], {"content": [text_part("a")]}])) == 4
         assert len(vectors_of(client, [1, "a", 2])) == 1
         found = posted(client, "/v1/embeddings", input=["a", INPUT])
@@ -76,8 +76,8 @@ def test_llama_servers_endpoint_takes_its_shape(world: OpenAIServer, expected: A
     with world.client() as client:
         for field in ("content", "input"):
             found = posted(client, path, **{field: [INPUT, "text"]})
-            assert [one["index"] for one in found] == [0, 1]
-            assert np.allclose([one["embedding"][0] for one in found], expected, atol=CLOSE)
+            assert [result["index"] for result in found] == [0, 1]
+            assert np.allclose([vector["embedding"][0] for vector in found], expected, atol=CLOSE)
 
 
 @pytest.mark.parametrize(

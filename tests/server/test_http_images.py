@@ -92,12 +92,12 @@ def test_openais_clients_send_images(world: OpenAIServer, expected: str) -> None
         assert chat.usage.completion_tokens_details is None or not chat.usage.completion_tokens_details.reasoning_tokens
         near: Any = [{"role": "user", "content": [image_part(detail="high"), text_part(QUESTION)]}]
         again = client.chat.completions.create(model="tale", messages=near, n=2, **GREEDY)
-        assert [one.message.content for one in again.choices] == [expected, expected]
+        assert [choice.message.content for choice in again.choices] == [expected, expected]
         assert again.usage is not None
         assert again.usage.prompt_tokens_details is not None
         assert again.usage.prompt_tokens_details.cached_tokens
         chunks = client.chat.completions.create(model="tale", messages=near, stream=True, **GREEDY)
-        assert "".join(one.choices[0].delta.content or "" for one in chunks if one.choices) == expected
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == expected
         content: Any = [
             {"type": "input_image", "image_url": URL, "detail": "auto"},
             {"type": "input_text", "text": QUESTION},
@@ -220,7 +220,7 @@ def test_truncation_leaves_out_messages_with_their_images(client: httpx.Client) 
         "content": [{"type": "input_image", "image_url": OTHER}, {"type": "input_text", "text": "word " * 150}],
     }
     found = posted(client, "/v1/responses", input=[*said, last], truncation="auto", max_output_tokens=4)
-    assert any("1 messages were left out" in one for one in found["warnings"])
+    assert any("1 messages were left out" in warning for warning in found["warnings"])
 
 
 def test_a_router_lists_what_models_see_before_they_are_loaded(model: Path, tmp_path: Path) -> None:
@@ -259,9 +259,9 @@ def test_a_model_without_a_projector_refuses_in_every_api(blind: OpenAIServer) -
             ],
             posted(client, "/apply-template", 400, messages=ASKED)["error"]["message"],
         ]
-        assert all("this model takes no images" in one and "--mmproj" in one for one in messages)
+        assert all("this model takes no images" in message and "--mmproj" in message for message in messages)
         starts = ("messages[0]", "input[0]", "messages[0]", "messages[0]", "images[0]", "prompt", "messages[0]")
-        assert [one.startswith(start) for one, start in zip(messages, starts, strict=True)] == [True] * 7
+        assert [message.startswith(start) for message, start in zip(messages, starts, strict=True)] == [True] * 7
         assert posted(client, "/v1/chat/completions", messages=[{"role": "user", "content": "hi"}], **GREEDY)
 
 

@@ -54,7 +54,7 @@ def test_addresses_of_both_families_have_the_same_port() -> None:
             Listeners(ServerSettings(hosts=("0.0.0.0", "::"), port=port))
         return
     with Listeners(ServerSettings(hosts=("0.0.0.0", "::"), port=port)) as listeners:
-        assert [one.getsockname()[1] for one in listeners.sockets] == [port, port]
+        assert [socket.getsockname()[1] for socket in listeners.sockets] == [port, port]
         assert not listeners.are_private
     with Listeners(ServerSettings(hosts=("::",), port=0)) as listeners:
         socket.create_connection(("127.0.0.1", listeners.sockets[0].getsockname()[1]), timeout=LONG_S).close()

@@ -60,7 +60,9 @@ def test_control_tokens_have_text_with_the_flag() -> None:
     with RunningServer(settings) as server, server.client() as client:
         shown, hidden = complete(client, **asked), complete(client, **asked, special=False)
         assert (shown["content"], hidden["content"]) == ("<|im_start|>" * 2, "")
-        tokens = [[one["token"] for one in completion["completion_probabilities"]] for completion in (shown, hidden)]
+        tokens = [
+            [token["token"] for token in completion["completion_probabilities"]] for completion in (shown, hidden)
+        ]
         assert tokens == [["<|im_start|>"] * 2, [""] * 2]
         body = {"prompt": PROMPT, "max_tokens": 2, "allowed_token_ids": [4085]}
         assert client.post("/v1/completions", json=body).json()["choices"][0]["text"] == "<|im_start|>" * 2
@@ -98,7 +100,11 @@ def test_a_prompt_may_be_text_or_ids_or_both(client: httpx.Client) -> None:
     for prompt in (ids, {"prompt_string": PROMPT}, [PROMPT], [*ids[:2], *ids[2:]]):
         assert complete(client, prompt)["content"] == wanted
     completions = complete(client, [ids, PROMPT, {"prompt_string": PROMPT}])
-    assert [(one["index"], one["content"]) for one in completions] == [(0, wanted), (1, wanted), (2, wanted)]
+    assert [(completion["index"], completion["content"]) for completion in completions] == [
+        (0, wanted),
+        (1, wanted),
+        (2, wanted),
+    ]
     mixed = complete(client, [1, 2, 3, " Once", 7, " upon"])
     assert isinstance(mixed["content"], str)
 
@@ -128,9 +134,13 @@ def test_one_seed_draws_one_text_and_others_draw_others(client: httpx.Client) ->
 def test_choices_differ_and_are_numbered_prompt_by_prompt(client: httpx.Client) -> None:
     """n_cmpl of them for each prompt."""
     completions = complete(client, [PROMPT, OTHER], n_cmpl=3, seed=5, **ANY)
-    assert [one["index"] for one in completions] == list(range(6))
-    assert [one["prompt"] for one in completions] == [PROMPT] * 3 + [OTHER] * 3
-    assert len({one["content"] for one in completions[:3]}) == len({one["content"] for one in completions[3:]}) == 3
+    assert [completion["index"] for completion in completions] == list(range(6))
+    assert [completion["prompt"] for completion in completions] == [PROMPT] * 3 + [OTHER] * 3
+    assert (
+        len({completion["content"] for completion in completions[:3]})
+        == len({completion["content"] for completion in completions[3:]})
+        == 3
+    )
 
 
 def test_only_the_fields_that_were_asked_for_come(client: httpx.Client) -> None:
@@ -163,7 +173,7 @@ def test_without_an_end_the_context_is_filled(client: httpx.Client) -> None:
     assert completion["tokens_evaluated"] + completion["tokens_predicted"] >= n_ctx
     biases = completion["generation_settings"]["logit_bias"]
     assert biases
-    assert {one["bias"] for one in biases} == {None}
+    assert {biase["bias"] for biase in biases} == {None}
     assert complete(client)["generation_settings"]["logit_bias"] == []
 
 
@@ -209,7 +219,7 @@ def test_probabilities_after_sampling_add_up(client: httpx.Client) -> None:
     """Tokens that cannot be drawn are left out; the probabilities of all others add up to one."""
     completion = complete(client, n_probs=10, n_predict=5, temperature=1, top_k=5, post_sampling_probs=True)
     for entry in completion["completion_probabilities"]:
-        probabilities = [one["prob"] for one in entry["top_probs"]]
+        probabilities = [candidate["prob"] for candidate in entry["top_probs"]]
         assert 0 < entry["prob"] <= 1
         assert min(probabilities) > 0
         assert math.isclose(sum(probabilities), 1, abs_tol=1e-3)
@@ -222,8 +232,8 @@ def test_banned_tokens_do_not_come(client: httpx.Client, is_object: bool, as_tex
     free = complete(client, return_tokens=True)
     banned: Any = free["tokens"][:2]
     if as_text:
-        banned = [client.post("/detokenize", json={"tokens": [one]}).json()["content"] for one in banned]
-    form: Any = {str(one): False for one in banned} if is_object else [[one, False] for one in banned]
+        banned = [client.post("/detokenize", json={"tokens": [token]}).json()["content"] for token in banned]
+    form: Any = {str(token): False for token in banned} if is_object else [[token, False] for token in banned]
     completion = complete(client, logit_bias=form, return_tokens=True)
     assert not set(free["tokens"][:2]) & set(completion["tokens"])
 
@@ -267,7 +277,7 @@ def test_what_cannot_be_done_is_refused(client: httpx.Client) -> None:
 def test_ignored_fields_are_reported(client: httpx.Client) -> None:
     """In the response, or in the last event of a stream."""
     warnings = complete(client, foo=1, n_keep=4, top_p=2)["warnings"]
-    assert [any(name in one for one in warnings) for name in ("foo", "n_keep", "top_p")] == [True] * 3
+    assert [any(name in warning for warning in warnings) for name in ("foo", "n_keep", "top_p")] == [True] * 3
     assert streamed(client, foo=1)[-1]["warnings"] == complete(client, foo=1)["warnings"]
 
 
@@ -277,7 +287,7 @@ def test_a_line_ends_the_completion_where_it_may(client: httpx.Client) -> None:
     completion = complete(client, **grammar)
     assert (completion["content"], completion["stop_type"], completion["truncated"]) == ("ab\n  cd\n ", "limit", False)
     events = streamed(client, **grammar)
-    assert "".join(one["content"] for one in events) == completion["content"]
+    assert "".join(event["content"] for event in events) == completion["content"]
     assert events[-1]["stop_type"] == "limit"
 
 
@@ -307,7 +317,7 @@ def test_a_request_that_runs_out_of_time_is_an_error(client: httpx.Client) -> No
     assert refused(client, 504, **fields)["type"] == "timeout_error"
     events = streamed(client, **fields)
     assert events[-1]["error"]["type"] == "timeout_error"
-    assert not any(one.get("stop") for one in events)
+    assert not any(event.get("stop") for event in events)
 
 
 def test_control_tokens_in_a_prompt_may_be_text(client: httpx.Client) -> None:
@@ -328,9 +338,9 @@ def test_how_a_stream_is_read_means_nothing_without_one(client: httpx.Client) ->
 def test_a_stream_has_the_same_completion_and_ends_once(client: httpx.Client) -> None:
     """Events with stop false, then exactly one with stop true; no event that is not JSON."""
     whole, events = complete(client, n_predict=24, return_tokens=True), streamed(client, n_predict=24)
-    assert [one["stop"] for one in events] == [False] * (len(events) - 1) + [True]
-    assert "".join(one["content"] for one in events) == whole["content"]
-    assert [token for one in events for token in one["tokens"]] == whole["tokens"]
+    assert [event["stop"] for event in events] == [False] * (len(events) - 1) + [True]
+    assert "".join(event["content"] for event in events) == whole["content"]
+    assert [token for event in events for token in event["tokens"]] == whole["tokens"]
     end = events[-1]
     assert end["content"] == ""
     for name in ("tokens_predicted", "tokens_evaluated", "stop_type", "has_new_line", "truncated", "prompt"):
@@ -342,10 +352,10 @@ def test_a_stream_has_the_same_completion_and_ends_once(client: httpx.Client) ->
 def test_a_stream_of_several_ends_each_of_them(client: httpx.Client) -> None:
     """Events are distinguished by their index."""
     events = streamed(client, [PROMPT, OTHER], n_cmpl=2, seed=3, **ANY)
-    assert sorted(one["index"] for one in events if one["stop"]) == [0, 1, 2, 3]
+    assert sorted(event["index"] for event in events if event["stop"]) == [0, 1, 2, 3]
     whole = complete(client, [PROMPT, OTHER], n_cmpl=2, seed=3, **ANY)
     for index, completion in enumerate(whole):
-        assert "".join(one["content"] for one in events if one["index"] == index) == completion["content"]
+        assert "".join(event["content"] for event in events if event["index"] == index) == completion["content"]
 
 
 def test_a_streams_probabilities_come_with_its_tokens(client: httpx.Client) -> None:
@@ -353,12 +363,12 @@ def test_a_streams_probabilities_come_with_its_tokens(client: httpx.Client) -> N
     for options in ({}, {"interval": 4}, {"prompt": "The 🦊 said: ä"}):
         events = streamed(client, n_probs=3, n_predict=8, **{"prompt": PROMPT, **options})
         for event in events[:-1]:
-            assert [one["id"] for one in event["completion_probabilities"]] == event["tokens"]
+            assert [token["id"] for token in event["completion_probabilities"]] == event["tokens"]
             assert len(event["tokens"]) == 1
         assert len(events) == 9
         assert "completion_probabilities" not in events[-1]
     by_token = streamed(client, n_probs=3, interval=4)
-    assert [one["content"] for one in by_token] == [one["content"] for one in streamed(client, n_probs=3)]
+    assert [item["content"] for item in by_token] == [item["content"] for item in streamed(client, n_probs=3)]
 
 
 def test_a_refusal_comes_before_the_stream(client: httpx.Client) -> None:
@@ -372,13 +382,13 @@ def test_timings_come_with_every_token_where_asked(client: httpx.Client) -> None
     prompt = [40 + number % 50 for number in range(100)]
     for is_cached in (False, True):
         events = streamed(client, prompt, timings_per_token=True, cache_prompt=True, cache_salt="timings")
-        timings = [one["timings"] for one in events]
+        timings = [event["timings"] for event in events]
         cached = timings[-1]["cache_n"]
         assert (cached > 0) is is_cached
-        counts = [one["predicted_n"] for one in timings]
+        counts = [timing["predicted_n"] for timing in timings]
         assert counts == sorted(counts)
         assert counts[-1] == 8
-        assert {(one["cache_n"], one["prompt_n"]) for one in timings} == {(cached, 100 - cached)}
+        assert {(timing["cache_n"], timing["prompt_n"]) for timing in timings} == {(cached, 100 - cached)}
     assert "timings" not in streamed(client)[0]
 
 
@@ -390,15 +400,17 @@ def test_progress_of_the_prompt_is_reported_where_asked(client: httpx.Client) ->
         events = streamed(client, prompt, **asked)
         cached = events[-1]["timings"]["cache_n"]
         assert (cached > 0) is is_cached
-        progress = [one["prompt_progress"] for one in events if "prompt_progress" in one]
-        assert [one for one in events[: len(progress)] if one["tokens"]] == []
+        progress = [event["prompt_progress"] for event in events if "prompt_progress" in event]
+        assert [event for event in events[: len(progress)] if event["tokens"]] == []
         assert (progress[0]["processed"], progress[-1]["processed"]) == (cached, 200)
-        assert [one["processed"] for one in progress] == sorted({one["processed"] for one in progress})
-        assert {(one["total"], one["cache"]) for one in progress} == {(200, cached)}
-        assert all(one["time_ms"] >= 0 for one in progress)
-        timings = [one["timings"] for one in events]
-        assert [one["prompt_n"] for one in timings[: len(progress)]] == [one["processed"] - cached for one in progress]
-        assert {one["cache_n"] for one in timings} == {cached}
+        assert [update["processed"] for update in progress] == sorted({update["processed"] for update in progress})
+        assert {(update["total"], update["cache"]) for update in progress} == {(200, cached)}
+        assert all(update["time_ms"] >= 0 for update in progress)
+        timings = [event["timings"] for event in events]
+        assert [timing["prompt_n"] for timing in timings[: len(progress)]] == [
+            update["processed"] - cached for update in progress
+        ]
+        assert {timing["cache_n"] for timing in timings} == {cached}
         assert (timings[0]["prompt_ms"], timings[0]["predicted_n"]) == (0.0, 0)
     assert "return_progress" in complete(client, return_progress=True)["warnings"][0]
 

@@ -90,7 +90,7 @@ def test_a_text_becomes_a_list_of_one_vector_of_length_one(embedder: httpx.Clien
 )
 def test_what_is_embedded_has_many_shapes(embedder: httpx.Client, given: Any, count: int) -> None:
     """Each gives its vectors in order."""
-    assert [one["index"] for one in embedded(embedder, input=given)] == list(range(count))
+    assert [result["index"] for result in embedded(embedder, input=given)] == list(range(count))
 
 
 def test_parts_of_a_content_are_one_text(embedder: httpx.Client) -> None:
@@ -141,8 +141,8 @@ def test_without_pooling_every_token_has_a_vector(models: Path, isolation: str) 
         expected = embedder.embed_tokens(texts)
     with RunningServer(settings) as server, server.client() as client:
         found = embedded(client, input=texts, embd_normalize=2)
-        for one, rows in zip(found, expected, strict=True):
-            assert np.array(one["embedding"]) == pytest.approx(rows, abs=1e-4)
+        for vector, rows in zip(found, expected, strict=True):
+            assert np.array(vector["embedding"]) == pytest.approx(rows, abs=1e-4)
         assert np.linalg.norm(expected[0], axis=1) != pytest.approx(1, abs=1e-3)
         response = client.post("/embedding", json={"input": [[5] * 100] * 8000})
         assert (response.status_code, "without pooling" in response.json()["error"]["message"]) == (400, True)
@@ -198,7 +198,7 @@ def test_a_document_that_is_too_long_is_refused_or_cut(reranker: httpx.Client) -
     assert refused.status_code == 400
     assert "too large" in refused.json()["error"]["message"]
     response = ranked(reranker, documents=["a", long], truncate="right")
-    assert sorted(one["index"] for one in response["results"]) == [0, 1]
+    assert sorted(result["index"] for result in response["results"]) == [0, 1]
     assert response["usage"]["prompt_tokens"] < 600
     wrong = reranker.post("/rerank", json={"query": "a", "documents": ["a"], "truncate": "up"})
     assert (wrong.status_code, "truncate" in wrong.json()["error"]["message"]) == (400, True)
@@ -208,10 +208,10 @@ def test_a_document_that_is_too_long_is_refused_or_cut(reranker: httpx.Client) -
 def test_documents_are_ranked_best_first(reranker: httpx.Client, path: str) -> None:
     """Every one, by its place in the list."""
     response = ranked(reranker, path, documents=DOCUMENTS)
-    scores = [one["relevance_score"] for one in response["results"]]
+    scores = [result["relevance_score"] for result in response["results"]]
     assert scores == sorted(scores, reverse=True)
     assert len(set(scores)) > 1
-    assert sorted(one["index"] for one in response["results"]) == [0, 1, 2, 3]
+    assert sorted(result["index"] for result in response["results"]) == [0, 1, 2, 3]
     assert (response["object"], response["model"]) == ("list", "reranker.gguf")
     assert response["usage"]["prompt_tokens"] == response["usage"]["total_tokens"] > 4
 
@@ -220,10 +220,12 @@ def test_texts_are_ranked_in_teis_shape(reranker: httpx.Client) -> None:
     """A list, with the text where it is wanted."""
     plain = ranked(reranker, texts=DOCUMENTS)
     documents = ranked(reranker, documents=DOCUMENTS)["results"]
-    assert [one["index"] for one in plain] == [one["index"] for one in documents]
-    assert [one["score"] for one in plain] == pytest.approx([one["relevance_score"] for one in documents], abs=1e-4)
+    assert [result["index"] for result in plain] == [document["index"] for document in documents]
+    assert [item["score"] for item in plain] == pytest.approx(
+        [document["relevance_score"] for document in documents], abs=1e-4
+    )
     with_text = ranked(reranker, texts=DOCUMENTS, return_text=True)
-    assert [one["text"] for one in with_text] == [DOCUMENTS[one["index"]] for one in plain]
+    assert [choice["text"] for choice in with_text] == [DOCUMENTS[result["index"]] for result in plain]
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/reranking", "/v1/rerank", "/v1/reranking", "/v2/rerank"])
@@ -233,15 +235,15 @@ def test_documents_may_be_objects_and_are_returned_on_request(reranker: httpx.Cl
     plain = ranked(reranker, path, documents=DOCUMENTS)["results"]
     for body in ({"documents": mixed}, {"documents": mixed, "return_documents": False}):
         bare = ranked(reranker, path, **body)["results"]
-        assert [set(one) for one in bare] == [{"index", "relevance_score"}] * 4
-        assert [one["index"] for one in bare] == [one["index"] for one in plain]
-        scores = [one["relevance_score"] for one in plain]
-        assert [one["relevance_score"] for one in bare] == pytest.approx(scores, abs=1e-4)
+        assert [set(result) for result in bare] == [{"index", "relevance_score"}] * 4
+        assert [result["index"] for result in bare] == [result["index"] for result in plain]
+        scores = [result["relevance_score"] for result in plain]
+        assert [result["relevance_score"] for result in bare] == pytest.approx(scores, abs=1e-4)
     found = ranked(reranker, path, documents=mixed, return_documents=True, top_n=3)
-    assert [one["index"] for one in found["results"]] == [one["index"] for one in plain[:3]]
-    for one in found["results"]:
-        given = mixed[one["index"]]
-        assert one["document"] == (given if isinstance(given, dict) else {"text": given})
+    assert [result["index"] for result in found["results"]] == [result["index"] for result in plain[:3]]
+    for result in found["results"]:
+        given = mixed[result["index"]]
+        assert result["document"] == (given if isinstance(given, dict) else {"text": given})
     assert found["id"].startswith("rerank-")
     assert "warnings" not in found
 
@@ -258,8 +260,8 @@ def test_truncate_may_be_a_bool_as_in_tei(reranker: httpx.Client) -> None:
     """True cuts at the right, false refuses."""
     long = "the cat sat " * 400
     cut = ranked(reranker, texts=["a", long], truncate=True)
-    scores = [one["score"] for one in ranked(reranker, texts=["a", long], truncate="right")]
-    assert [one["score"] for one in cut] == pytest.approx(scores, abs=1e-4)
+    scores = [item["score"] for item in ranked(reranker, texts=["a", long], truncate="right")]
+    assert [item["score"] for item in cut] == pytest.approx(scores, abs=1e-4)
     refused = reranker.post("/rerank", json={"query": "a cat", "texts": ["a", long], "truncate": False})
     assert "too large" in refused.json()["error"]["message"]
 

@@ -156,15 +156,15 @@ def test_what_is_no_action_on_a_slot_is_refused(
 def test_idle_slots_are_listed_without_what_they_do(client: httpx.Client) -> None:
     """One for each that the engine has."""
     found = client.get("/slots").json()
-    assert [one["id"] for one in found] == [0, 1, 2, 3]
-    assert all(one["n_ctx"] == 1024 and not one["speculative"] for one in found)
+    assert [slot["id"] for slot in found] == [0, 1, 2, 3]
+    assert all(slot["n_ctx"] == 1024 and not slot["speculative"] for slot in found)
 
 
 def test_drafts_are_shown_under_llama_servers_names() -> None:
     """What drafts, in slots and settings; how many of a request, in its timings; none where it wants none."""
     drafting = {**DEMO_ENGINE, "speculation": "tests.drafters:LastAgain,ngram-mod"}
     with RunningServer(ServerSettings(engine_options=drafting)) as running, running.client() as client:
-        assert all(one["speculative"] for one in client.get("/slots").json())
+        assert all(slot["speculative"] for slot in client.get("/slots").json())
         shown = client.get("/props").json()["default_generation_settings"]["params"]["speculative.types"]
         assert shown == "tests.drafters:LastAgain,ngram-mod"
         # Drafts may not pay on a busy machine; after 64 tokens without any some are tried in any case.
@@ -175,7 +175,7 @@ def test_drafts_are_shown_under_llama_servers_names() -> None:
         without = complete(client, [97] * 8, **again, **{"speculative.n_max": 0, "speculative.n_min": 2})
         assert "draft_n" not in without["timings"]
         assert without["generation_settings"]["speculative.types"] == "none"
-        assert [one.split()[0] for one in without["warnings"]] == ["speculative.n_min"]
+        assert [warning.split()[0] for warning in without["warnings"]] == ["speculative.n_min"]
         assert without["content"] == found["content"]
 
 
@@ -235,7 +235,7 @@ def test_a_slot_shows_the_settings_of_its_request(client: httpx.Client) -> None:
             lines = response.iter_lines()  # kept: dropping it disconnects
             next(lines)
             with httpx.Client(base_url=client.base_url) as other:
-                found = [one["params"] for one in other.get("/slots").json() if "params" in one]
+                found = [slot["params"] for slot in other.get("/slots").json() if "params" in slot]
         if found:
             break
     assert found[0]["ignore_eos"] is True

@@ -38,7 +38,7 @@ def test_control_tokens_are_parsed_unless_they_are_text(client: httpx.Client) ->
 def test_pieces_are_text_or_bytes(client: httpx.Client) -> None:
     """A part of a letter is a list of bytes."""
     text = "unicode 媽 and emoji 🤗"
-    pieces = [one["piece"] for one in tokens(client, text, with_pieces=True)]
+    pieces = [token["piece"] for token in tokens(client, text, with_pieces=True)]
     assert any(isinstance(piece, list) for piece in pieces)
     assert b"".join(bytes(piece) if isinstance(piece, list) else piece.encode() for piece in pieces).decode() == text
 

@@ -66,7 +66,7 @@ def ok(response: httpx.Response) -> Any:
 
 
 def names(client: httpx.Client) -> list[str]:
-    return [one["id"] for one in ok(client.get("/v1/models"))["data"]]
+    return [entry["id"] for entry in ok(client.get("/v1/models"))["data"]]
 
 
 def unread(server: RunningServer, adapter: str) -> StreamChannel:
@@ -158,8 +158,8 @@ def test_adapters_are_listed_with_their_parent(client: httpx.Client, folder: Pat
     assert (model["id"], adapter["id"]) == ("tiny", "one")
     assert (adapter["parent"], adapter["root"], adapter["object"]) == ("tiny", "one.gguf", "model")
     assert ok(client.get("/v1/models/one")) == adapter
-    assert [one["path"] for one in ok(client.get("/lora-adapters"))] == ["one.gguf"]
-    assert [one["name"] for one in ok(client.get("/api/tags"))["models"]] == ["tiny", "one"]
+    assert [item["path"] for item in ok(client.get("/lora-adapters"))] == ["one.gguf"]
+    assert [model["name"] for model in ok(client.get("/api/tags"))["models"]] == ["tiny", "one"]
     assert ok(client.post("/api/show", json={"model": "one"}))["details"]["parent_model"] == "tiny"
     ok(unload(client, "one"))
     assert names(client) == ["tiny"]
@@ -423,7 +423,7 @@ def test_tenants_set_scales_by_request_and_the_operator_sets_them_for_all(folder
         assert (text(other), text(tenant), text(tenant, lora=scaled)) == (plain, plain, adapted)
         with ThreadPoolExecutor(8) as threads:  # in common batches
             calls = [
-                threads.submit(text, one, **more) for one in (tenant, other) for more in ({"lora": scaled}, {}) * 4
+                threads.submit(text, item, **more) for item in (tenant, other) for more in ({"lora": scaled}, {}) * 4
             ]
             assert [call.result() for call in calls] == [adapted, plain] * 8
         assert ok(operator.post("/lora-adapters", json=scaled)) == {"success": True}

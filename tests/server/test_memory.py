@@ -162,14 +162,14 @@ def counted() -> Counter[str]:
     """What `held` returns, of the whole process."""
     settle()
     found: Counter[str] = Counter()
-    for one in objects():
-        if one is found:  # how much is in it by now depends on where the collector lists it
+    for item in objects():
+        if item is found:  # how much is in it by now depends on where the collector lists it
             continue
-        kind: Any = type(one)  # not isinstance: a lazy module would load itself for it
+        kind: Any = type(item)  # not isinstance: a lazy module would load itself for it
         name = f"{kind.__module__}.{kind.__qualname__}"
         found[name] += 1
         if issubclass(kind, (dict, list, set, deque)):
-            found[f"items of {name}"] += kind.__len__(one)
+            found[f"items of {name}"] += kind.__len__(item)
     return found
 
 
@@ -191,7 +191,11 @@ def objects() -> Iterator[object]:
     """All that the collector knows, and the mappings that it leaves alone, since there are only numbers and texts in them."""
     known = gc.get_objects()
     yield from known
-    others = {id(one): one for one in gc.get_referents(*known) if type(one) is dict and not gc.is_tracked(one)}
+    others = {
+        id(get_referent): get_referent
+        for get_referent in gc.get_referents(*known)
+        if type(get_referent) is dict and not gc.is_tracked(get_referent)
+    }
     yield from others.values()
 
 

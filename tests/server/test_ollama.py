@@ -136,8 +136,8 @@ def test_a_prompt_is_completed_by_the_template_or_as_it_is(world: OpenAIServer, 
     assert whole.prompt_eval_count == len(world.engine.tokenizer.encode("Once upon a"))
     assert "".join(part.response or "" for part in client.generate(**raw, stream=True)) == whole.response
     assert whole.logprobs is not None
-    assert "".join(one.token for one in whole.logprobs) == whole.response
-    assert all(len(one.top_logprobs or ()) == 2 for one in whole.logprobs)
+    assert "".join(token.token for token in whole.logprobs) == whole.response
+    assert all(len(token.top_logprobs or ()) == 2 for token in whole.logprobs)
 
 
 def test_what_stands_before_a_suffix_is_filled_in(client: ollama.Client) -> None:

@@ -89,7 +89,7 @@ def test_the_route_without_a_version_is_the_same(world: OpenAIServer) -> None:
 
 def test_a_content_may_be_a_list_of_text_parts(client: openai.OpenAI) -> None:
     """It reads as the text does."""
-    parts = [{**one, "content": [{"type": "text", "text": one["content"]}]} for one in MESSAGES]
+    parts = [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in MESSAGES]
     assert chat(client, parts).choices[0].message.content == chat(client).choices[0].message.content
 
 
@@ -107,7 +107,7 @@ def test_streamed_deltas_joined_are_the_whole_message(client: openai.OpenAI, opt
     whole, chunks = chat(client, **options), streamed(client, **options)
     assert {(chunk.object, chunk.id) for chunk in chunks} == {("chat.completion.chunk", chunks[0].id)}
     for choice in whole.choices:
-        parts = [one for chunk in chunks for one in chunk.choices if one.index == choice.index]
+        parts = [item for chunk in chunks for item in chunk.choices if item.index == choice.index]
         assert "".join(part.delta.content or "" for part in parts) == choice.message.content
         assert [part.delta.role for part in parts] == ["assistant", *[None] * (len(parts) - 1)]
         assert [part.finish_reason for part in parts] == [*[None] * (len(parts) - 1), choice.finish_reason]
@@ -130,13 +130,13 @@ def test_logprobs_of_a_stream_are_those_of_the_whole(client: openai.OpenAI) -> N
     assert whole.logprobs is not None
     content = whole.logprobs.content
     assert content is not None
-    assert b"".join(bytes(one.bytes or ()) for one in content).decode() == whole.message.content
-    assert all(len(one.top_logprobs) == 2 for one in content)
-    assert all(one.top_logprobs[0].token == one.token for one in content)  # greedy
+    assert b"".join(bytes(part.bytes or ()) for part in content).decode() == whole.message.content
+    assert all(len(part.top_logprobs) == 2 for part in content)
+    assert all(part.top_logprobs[0].token == part.token for part in content)  # greedy
     parts = [part for chunk in streamed(client, logprobs=True, top_logprobs=2) for part in chunk.choices]
-    entries = [one for part in parts if part.logprobs for one in part.logprobs.content or ()]
-    assert [one.token for one in entries] == [one.token for one in content]
-    assert [one.logprob for one in entries] == pytest.approx([one.logprob for one in content], abs=0.01)
+    entries = [item for part in parts if part.logprobs for item in part.logprobs.content or ()]
+    assert [entry.token for entry in entries] == [part.token for part in content]
+    assert [entry.logprob for entry in entries] == pytest.approx([part.logprob for part in content], abs=0.01)
 
 
 def test_a_json_schema_holds_the_output_to_its_shape(client: openai.OpenAI) -> None:
@@ -389,11 +389,11 @@ def test_logprobs_of_calls_and_thinking_come_once(client: openai.OpenAI) -> None
     scores = whole.choices[0].logprobs
     assert scores is not None and scores.content is not None
     assert len(scores.content) in (whole.usage.completion_tokens, whole.usage.completion_tokens - 1)  # without the end
-    assert "weather" in "".join(one.token for one in scores.content)
+    assert "weather" in "".join(part.token for part in scores.content)
     with client.chat.completions.create(messages=ASKED, stream=True, **options) as stream:
         parts = [part for chunk in stream for part in chunk.choices]
-    streamed = [one.token for part in parts if part.logprobs for one in part.logprobs.content or ()]
-    assert streamed == [one.token for one in scores.content]
+    streamed = [item.token for part in parts if part.logprobs for item in part.logprobs.content or ()]
+    assert streamed == [part.token for part in scores.content]
 
 
 def test_several_choices_have_calls_of_their_own(client: openai.OpenAI) -> None:
@@ -408,7 +408,7 @@ def test_several_choices_have_calls_of_their_own(client: openai.OpenAI) -> None:
     for index in range(3):
         mine = [part for part in parts if part.index == index]
         pieces = [call.function for part in mine for call in part.delta.tool_calls or ()]
-        assert json.loads("".join((one and one.arguments) or "" for one in pieces)) == {"city": "Paris"}
+        assert json.loads("".join((piece and piece.arguments) or "" for piece in pieces)) == {"city": "Paris"}
         assert mine[-1].finish_reason == "tool_calls"
 
 
@@ -551,12 +551,12 @@ def test_progress_of_the_prompt_is_reported_where_asked(client: openai.OpenAI) -
         more = {"return_progress": True, "timings_per_token": timings, "cache_salt": "progress"}
         with client.chat.completions.create(**options, extra_body=more) as stream:
             events = [chunk.model_dump() for chunk in stream]
-        progress = [one["prompt_progress"] for one in events if "prompt_progress" in one]
+        progress = [event["prompt_progress"] for event in events if "prompt_progress" in event]
         first = events[: len(progress)]
-        deltas = [one["choices"][0]["delta"] for one in first]
-        assert {(one["role"], one["content"]) for one in deltas} == {("assistant", None)}
+        deltas = [event["choices"][0]["delta"] for event in first]
+        assert {(delta["role"], delta["content"]) for delta in deltas} == {("assistant", None)}
         assert (progress[0]["processed"], progress[-1]["processed"]) == (progress[0]["cache"], progress[0]["total"])
-        assert [one["processed"] for one in progress] == sorted({one["processed"] for one in progress})
+        assert [update["processed"] for update in progress] == sorted({update["processed"] for update in progress})
         assert (progress[0]["cache"] > 0) is timings  # the second time, the prompt is known
         assert ("timings" in first[0]) is timings
     assert not any("prompt_progress" in (chunk.model_extra or {}) for chunk in streamed(client))

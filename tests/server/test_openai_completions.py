@@ -96,7 +96,7 @@ def test_streamed_text_joined_is_the_whole_text(client: openai.OpenAI, options: 
     ) as stream:
         chunks = list(stream)
     for choice in whole.choices:
-        parts = [one for chunk in chunks for one in chunk.choices if one.index == choice.index]
+        parts = [item for chunk in chunks for item in chunk.choices if item.index == choice.index]
         assert "".join(part.text for part in parts) == choice.text
         assert [part.finish_reason for part in parts if part.finish_reason] == [choice.finish_reason]
     assert {chunk.id for chunk in chunks} == {chunks[0].id}
@@ -122,7 +122,7 @@ def test_echo_with_logprobs_is_what_the_library_gives(client: openai.OpenAI) -> 
     params = SamplingParams(max_tokens=4, temperature=0, logprobs=2, prompt_logprobs=2, echo=True)
     with LLM(**EXACT, num_slots=1, n_ctx=1024) as llm:
         expected = llm.generate(PROMPT, params)
-        tokens = [llm.tokenizer.decode([one]) for one in (*expected.prompt_token_ids, *expected.token_ids)]
+        tokens = [llm.tokenizer.decode([item]) for item in (*expected.prompt_token_ids, *expected.token_ids)]
     choice = complete(client, max_tokens=4, echo=True, logprobs=2).choices[0]
     assert expected.prompt_logprobs is not None
     assert expected.logprobs is not None
@@ -132,7 +132,7 @@ def test_echo_with_logprobs_is_what_the_library_gives(client: openai.OpenAI) -> 
     assert choice.text == expected.text == "".join(tokens)
     assert found.token_logprobs is not None
     assert found.token_logprobs[0] is None
-    own = [one.own for one in (*expected.prompt_logprobs, *expected.logprobs)]
+    own = [item.own for item in (*expected.prompt_logprobs, *expected.logprobs)]
     assert found.token_logprobs[1:] == pytest.approx(own, abs=0.01)
     assert found.text_offset == [len("".join(tokens[:index])) for index in range(len(tokens))]
     assert found.top_logprobs is not None

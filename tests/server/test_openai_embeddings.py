@@ -39,7 +39,7 @@ def client(world: OpenAIServer) -> Iterator[openai.OpenAI]:
 
 def embed(client: openai.OpenAI, given: Any = TEXTS, **options: Any) -> np.ndarray[Any, Any]:
     response = client.embeddings.create(model="tale", input=given, encoding_format="float", **options)
-    return np.array([one.embedding for one in response.data])
+    return np.array([entry.embedding for entry in response.data])
 
 
 def test_embeddings_are_those_of_the_library(client: openai.OpenAI) -> None:
@@ -48,10 +48,10 @@ def test_embeddings_are_those_of_the_library(client: openai.OpenAI) -> None:
     with LLM(**EXACT, num_slots=1, n_ctx=1024) as llm:
         expected = llm.embed(TEXTS)
         num_tokens = sum(len(llm.tokenizer.encode(text)) for text in TEXTS)
-    found = np.array([one.embedding for one in response.data])
+    found = np.array([entry.embedding for entry in response.data])
     assert np.allclose(found, expected, atol=1e-2)
     assert np.allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
-    assert [(one.index, one.object) for one in response.data] == [(0, "embedding"), (1, "embedding")]
+    assert [(entry.index, entry.object) for entry in response.data] == [(0, "embedding"), (1, "embedding")]
     assert (response.object, response.model, response.model_extra) == ("list", "tale", {})
     assert (response.usage.prompt_tokens, response.usage.total_tokens) == (num_tokens, num_tokens)
 
@@ -87,8 +87,8 @@ def test_an_input_may_mix_texts_ids_and_objects(world: OpenAIServer) -> None:
     given += [["a little bear", parts("a little ", "bear"), tail, {"prompt_string": "a little bear"}]]
     counts = []
     with world.client() as http:
-        for one in given:
-            response = http.post("/v1/embeddings", json={"input": one})
+        for item in given:
+            response = http.post("/v1/embeddings", json={"input": item})
             assert response.status_code == 200, response.text
             counts.append([entry["index"] for entry in response.json()["data"]])
         whole = [entry["embedding"] for entry in response.json()["data"]]

@@ -76,12 +76,12 @@ def _check_events(response: httpx.Response, path: str) -> None:
     ]
     if path.startswith("/v1/chat/completions"):
         assert data.pop() == "[DONE]"
-    found = [json.loads(one) for one in data]
-    assert not any("error" in one and one["error"] for one in found), found[-1]
+    found = [json.loads(entry) for entry in data]
+    assert not any("error" in loads and loads["error"] for loads in found), found[-1]
     if path.startswith("/v1/messages"):
         assert (found[0]["type"], found[-1]["type"]) == ("message_start", "message_stop")
     elif path.startswith("/v1/responses"):
         assert found[0]["type"] == "response.created"
         assert found[-1]["type"] in ("response.completed", "response.incomplete")
     else:
-        assert any(choice["finish_reason"] for one in found for choice in one["choices"])
+        assert any(choice["finish_reason"] for loads in found for choice in loads["choices"])

@@ -152,9 +152,11 @@ def test_streamed_equals_whole(client: openai.OpenAI, options: dict[str, Any]) -
     assert [event.type for event in events[:2]] == ["response.created", "response.in_progress"]
     last = events[-1]
     assert last.type == ("response.completed" if whole.status == "completed" else "response.incomplete")
-    assert [one.type for one in last.response.output] == [one.type for one in whole.output]
-    assert [one.status for one in last.response.output] == [one.status for one in whole.output]
-    first, second = ([item for one in some for item in starts_of(one)] for some in (last.response.output, whole.output))
+    assert [item.type for item in last.response.output] == [item.type for item in whole.output]
+    assert [item.status for item in last.response.output] == [item.status for item in whole.output]
+    first, second = (
+        [item for entry in some for item in starts_of(entry)] for some in (last.response.output, whole.output)
+    )
     assert first == second
     done = [event.item for event in events if event.type == "response.output_item.done"]
     assert done == last.response.output
@@ -164,7 +166,7 @@ def test_streamed_equals_whole(client: openai.OpenAI, options: dict[str, Any]) -
         deltas = "".join(event.delta for event in mine if event.type.endswith(".delta"))
         assert deltas == (item.arguments if item.type == "function_call" else "".join(texts_of(item)))
         assert (mine[0].type, mine[-1].type) == ("response.output_item.added", "response.output_item.done")
-    if all(words_of(one) == words_of(two) for one, two in zip(last.response.output, whole.output, strict=True)):
+    if all(words_of(item) == words_of(two) for item, two in zip(last.response.output, whole.output, strict=True)):
         assert last.response.usage.output_tokens == whole.usage.output_tokens  # type: ignore[union-attr]
 
 
@@ -247,14 +249,14 @@ def test_logprobs_are_those_of_the_tokens_of_the_text(client: openai.OpenAI) -> 
     part = response.output[-1].content[0]  # type: ignore[union-attr, index]
     assert isinstance(part, ResponseOutputText)
     assert part.logprobs
-    assert b"".join(bytes(one.bytes) for one in part.logprobs).decode().strip() == part.text.strip()
-    assert all(len(one.top_logprobs) == 2 for one in part.logprobs)
+    assert b"".join(bytes(token.bytes) for token in part.logprobs).decode().strip() == part.text.strip()
+    assert all(len(token.top_logprobs) == 2 for token in part.logprobs)
     deltas = [event for event in events if event.type == "response.output_text.delta"]
-    entries = [one.token for event in deltas for one in event.logprobs]
+    entries = [token.token for event in deltas for token in event.logprobs]
     last = events[-1].response.output[-1].content[0]
-    assert entries == [one.token for one in last.logprobs]
+    assert entries == [token.token for token in last.logprobs]
     assert entries[:3] == [
-        one.token for one in part.logprobs[:3]
+        token.token for token in part.logprobs[:3]
     ]  # later ones may differ between passes of another size
     assert all(event.logprobs == [] for event in streamed(client) if event.type == "response.output_text.delta")
 
@@ -390,7 +392,7 @@ def test_an_item_can_be_named_in_place_of_itself(client: openai.OpenAI) -> None:
     first = respond(client)
     named: list[Any] = [{"type": "item_reference", "id": first.output[-1].id}, {"role": "user", "content": "Go on."}]
     sent: list[Any] = [first.output[-1].model_dump(exclude_none=True), named[1]]
-    counts = [client.responses.input_tokens.count(model="tale", input=one).input_tokens for one in (named, sent)]
+    counts = [client.responses.input_tokens.count(model="tale", input=item).input_tokens for item in (named, sent)]
     assert counts[0] == counts[1]
     with pytest.raises(openai.BadRequestError, match=r"input\[0\]\.id"):
         respond(client, [{"type": "item_reference", "id": "msg_unknown"}, named[1]])
@@ -688,8 +690,8 @@ def test_a_call_of_a_namespace_goes_round(world: OpenAIServer) -> None:
         assert set(json.loads(call["arguments"])) == {"city"}
         result = {"type": "function_call_output", "call_id": call["call_id"], "output": "started"}
         counts = [
-            client.post("/v1/responses/input_tokens", json={"input": agent_input(one, result), **AGENT}).json()
-            for one in (call, {**call, "name": "agents__spawn", "namespace": None})
+            client.post("/v1/responses/input_tokens", json={"input": agent_input(item, result), **AGENT}).json()
+            for item in (call, {**call, "name": "agents__spawn", "namespace": None})
         ]
     assert counts[0]["input_tokens"] == counts[1]["input_tokens"]
 
@@ -705,8 +707,8 @@ def test_a_call_of_a_custom_tool_goes_round(world: OpenAIServer) -> None:
         events = events_of(response.text)
         (call,) = [item for item in events[-1]["response"]["output"] if item["type"] == "custom_tool_call"]
         assert (call["name"], call["status"]) == ("apply_patch", "completed")
-        deltas = [one["delta"] for one in events if one["type"] == "response.custom_tool_call_input.delta"]
-        (done,) = [one for one in events if one["type"] == "response.custom_tool_call_input.done"]
+        deltas = [event["delta"] for event in events if event["type"] == "response.custom_tool_call_input.delta"]
+        (done,) = [event for event in events if event["type"] == "response.custom_tool_call_input.done"]
         assert "".join(deltas) == call["input"] == done["input"] != ""
         assert '"input"' not in call["input"]
         result = {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "Done."}

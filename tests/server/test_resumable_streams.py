@@ -200,14 +200,14 @@ def test_deleting_a_stream_ends_every_request_of_it_that_has_only_begun_to_come(
 
     headers = {**CONVERSATION, "content-type": "application/json"}
     with ThreadPoolExecutor(2) as pool:
-        sending = [pool.submit(world.client.post, "/v1/probe", content=body(one), headers=headers) for one in begun]
-        assert all(one.wait(LONG_S) for one in begun)
+        sending = [pool.submit(world.client.post, "/v1/probe", content=body(item), headers=headers) for item in begun]
+        assert all(item.wait(LONG_S) for item in begun)
         service: Any = world.server.app.state.service
         world.server.until(lambda: len(service.resumable_streams._waiting.get((b"", QUERY["conv_id"]), ())) == 2)
         assert world.client.get("/v1/stream", params=QUERY).status_code == 503
         assert world.client.delete("/v1/stream", params=QUERY).status_code == 204
         may_go_on.set()
-        assert [one.result(LONG_S).json()["error"]["code"] for one in sending] == ["cancelled"] * 2
+        assert [item.result(LONG_S).json()["error"]["code"] for item in sending] == ["cancelled"] * 2
     assert world.engine.num_open == 0
     assert world.client.post("/v1/probe", json=STREAM, headers=CONVERSATION).content.endswith(b"data: [DONE]\n\n")
 
@@ -316,7 +316,7 @@ def test_a_draining_server_ends_streams_without_a_reader(worlds: Worlds) -> None
     world.engine.hold_after(3)
     leave_early(world.client, ENDLESS, {"X-Conversation-Id": "left"})
     streams = world.server.service.resumable_streams
-    world.server.until(lambda: all(not one.num_readers for one in streams.lookup(b"", ["left"])))
+    world.server.until(lambda: all(not stream.num_readers for stream in streams.lookup(b"", ["left"])))
     with world.client.stream("POST", "/v1/probe", json=STREAM, headers=CONVERSATION) as running:
         world.server.call(world.server.service.drain)
         world.engine.backend.gate.set()
@@ -481,7 +481,7 @@ def test_a_lookup_returns_each_stream_of_its_owner_once() -> None:
     streams.open(b"other", "b::3", lambda: None)
 
     def lookup(*ids: str) -> list[str]:
-        return [one.conversation_id for one in streams.lookup(b"me", ids)]
+        return [stream.conversation_id for stream in streams.lookup(b"me", ids)]
 
     assert lookup(*(nested[:length] for length in range(1002))) == [nested]
     assert lookup(*["a"] * 10_000) == [nested]

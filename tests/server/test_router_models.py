@@ -164,7 +164,7 @@ def test_an_adapter_is_named_in_place_of_its_model(
     server = routers("--models-preset", str(presets), "-c", "1024")
 
     def parents(client: httpx.Client) -> dict[str, str]:
-        return {one["id"]: one["parent"] for one in client.get("/v1/models").json()["data"] if "parent" in one}
+        return {entry["id"]: entry["parent"] for entry in client.get("/v1/models").json()["data"] if "parent" in entry}
 
     with server.client() as client:
         assert parents(client) == {"sql": "small"}

@@ -317,7 +317,7 @@ def test_all_requests_for_a_model_that_is_loaded_wait_for_one_load(routers: Any)
         waiting = [pool.submit(world.client.post, "/completion", json={**BODY, "model": "small"}) for _ in range(4)]
         world.users("small", 4)
         world.loader.gate.set()
-        assert [one.result().status_code for one in waiting] == [200] * 4
+        assert [item.result().status_code for item in waiting] == [200] * 4
     assert world.loader.loads == ["small"]
 
 
@@ -401,9 +401,9 @@ def test_lists_have_all_models_with_their_status(routers: Any) -> None:
     world = routers()
     world.client.post("/completion", json={**BODY, "model": "large"})
     for path in ("/models", "/v1/models"):
-        data = {one["id"]: one for one in world.client.get(path).json()["data"]}
+        data = {entry["id"]: entry for entry in world.client.get(path).json()["data"]}
         assert list(data) == ["small", "large", "other"]
-        assert {name: one["status"]["value"] for name, one in data.items()} == {
+        assert {name: entry["status"]["value"] for name, entry in data.items()} == {
             "small": "unloaded",
             "large": "loaded",
             "other": "unloaded",
@@ -411,8 +411,8 @@ def test_lists_have_all_models_with_their_status(routers: Any) -> None:
         assert data["small"]["aliases"] == ["s"] and data["small"]["status"]["preset"].startswith("[small]\n")
     assert world.client.get("/v1/models/s").json()["id"] == "small"
     assert world.client.get("/v1/models/nothing").json()["error"]["code"] == "model_not_found"
-    assert [one["name"] for one in world.client.get("/api/tags").json()["models"]] == ["small", "large", "other"]
-    assert [one["name"] for one in world.client.get("/api/ps").json()["models"]] == ["large"]
+    assert [model["name"] for model in world.client.get("/api/tags").json()["models"]] == ["small", "large", "other"]
+    assert [model["name"] for model in world.client.get("/api/ps").json()["models"]] == ["large"]
     assert world.client.post("/api/show", json={"model": "small:latest"}).status_code == 200
     assert world.client.post("/api/show", json={"model": "smal"}).status_code == 404
     assert world.client.post("/api/pull", json={"model": "other"}).text.endswith('{"status":"success"}\n')
@@ -453,11 +453,11 @@ def test_events_report_every_change_of_status(routers: Any) -> None:
         seen = []
         while not seen or seen[-1]["data"]["status"] != "unloaded":
             seen.append(json.loads(next(lines)[6:]))
-    assert {(one["model"], one["event"]) for one in seen} == {("small", "model_status")}
-    statuses = list(dict.fromkeys(one["data"]["status"] for one in seen))
+    assert {(event["model"], event["event"]) for event in seen} == {("small", "model_status")}
+    statuses = list(dict.fromkeys(event["data"]["status"] for event in seen))
     assert statuses == ["loading", "loaded", "unloaded"]
     assert seen[-1]["data"]["exit_code"] == 0
-    assert any("progress" in one["data"] for one in seen)
+    assert any("progress" in event["data"] for event in seen)
 
 
 def test_metrics_have_a_label_for_each_model(routers: Any) -> None:
@@ -492,7 +492,7 @@ def test_presets_are_read_again(routers: Any) -> None:
     for name in ("small", "large"):
         world.client.post("/completion", json={**BODY, "model": name})
     world.files.contents["p.ini"] = PRESETS.replace("[large]", "[new]").replace("small.gguf", "smaller.gguf")
-    ids = [one["id"] for one in world.client.get("/models?reload=1").json()["data"]]
+    ids = [entry["id"] for entry in world.client.get("/models?reload=1").json()["data"]]
     assert sorted(ids) == ["new", "other", "small"]
     assert world.state("small") == "unloaded"
     assert world.client.post("/completion", json={**BODY, "model": "large"}).status_code == 404
@@ -565,7 +565,7 @@ def test_a_reload_does_not_wait_for_what_an_earlier_one_unloads(routers: Any) ->
         world.files.contents["p.ini"] = f"{changed}[new]\nmodel = new.gguf\n"
         second = pool.submit(world.client.get, "/models?reload=1")
         try:
-            assert "new" in [one["id"] for one in second.result(timeout=20).json()["data"]]
+            assert "new" in [entry["id"] for entry in second.result(timeout=20).json()["data"]]
             assert not first.done() and not running.done()
         finally:
             old.backend.gate.set()
@@ -611,7 +611,7 @@ def test_lists_leave_out_a_model_that_is_being_removed(routers: Any) -> None:
             assert response.status_code == 200 and "large" not in response.text
         world.loader.engines["large"].backend.gate.set()
         assert running.result().status_code == 200
-        assert "new" in [one["id"] for one in reloading.result().json()["data"]]
+        assert "new" in [entry["id"] for entry in reloading.result().json()["data"]]
 
 
 def test_an_application_that_cannot_be_built_is_tried_once_a_request(routers: Any, caplog: Any) -> None:
@@ -620,9 +620,9 @@ def test_an_application_that_cannot_be_built_is_tried_once_a_request(routers: An
     response = world.client.post("/completion", json={**BODY, "model": "small"})
     assert response.status_code == 503, response.text
     world.users("small", 0)
-    tries = len([one for one in caplog.records if "could not be loaded" in one.message])
+    tries = len([record for record in caplog.records if "could not be loaded" in record.message])
     time.sleep(0.5)
-    assert len([one for one in caplog.records if "could not be loaded" in one.message]) - tries <= 1
+    assert len([record for record in caplog.records if "could not be loaded" in record.message]) - tries <= 1
     assert tries <= 2
 
 
@@ -660,15 +660,15 @@ def test_a_model_of_the_cache_is_deleted_by_any_of_its_names(routers: Any, monke
 
     monkeypatch.setattr(service.downloads, "remove", remove)
     monkeypatch.setattr(service.downloads, "check_removable", check)
-    for one in (name, "d", f"{name}:latest"):
-        assert world.client.delete("/models", params={"model": one}).json() == {"success": True}
+    for item in (name, "d", f"{name}:latest"):
+        assert world.client.delete("/models", params={"model": item}).json() == {"success": True}
     assert removed == [name] * 3
     assert world.client.delete("/models?model=user/demo:Q8").status_code == 404
     world.files.contents["p.ini"] = f"[{name}]\nalias = d\nlora-modules = sql=a.gguf\n"
     world.files.contents["a.gguf"] = ""
     assert world.client.get("/models?reload=1").status_code == 200
-    for one, words in (("d", f"model '{name}' is not of the cache"), ("sql", f"an adapter of the model '{name}'")):
-        refused = world.client.delete("/models", params={"model": one})
+    for item, words in (("d", f"model '{name}' is not of the cache"), ("sql", f"an adapter of the model '{name}'")):
+        refused = world.client.delete("/models", params={"model": item})
         assert refused.status_code == 400 and words in refused.json()["error"]["message"]
     assert removed == [name] * 3
 

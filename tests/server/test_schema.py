@@ -210,7 +210,7 @@ INSIDE = (b"Traceback", b"site-packages", b".py", b"/src/", str(Path.home()).enc
 def test_every_route_of_the_document_is_tried(document: Any) -> None:
     """The list above is all of them."""
     found = [result.ok() for result in document.get_all_operations()]
-    assert {f"{one.method.upper()} {one.path}" for one in found} == {*ROUTES, *ENDLESS}
+    assert {f"{ok.method.upper()} {ok.path}" for ok in found} == {*ROUTES, *ENDLESS}
 
 
 @pytest.mark.parametrize(("route", "mode"), CASES, ids=lambda part: getattr(part, "name", part))

@@ -100,7 +100,7 @@ def test_openais_client_parses_types_of_every_kind(world: OpenAIServer, seed: in
     assert isinstance(sight, Sight)
     assert isinstance(sight.pet, (Cat, Dog))
     warnings = (completion.model_extra or {})["warnings"]
-    assert [one.partition(" is left out")[0] for one in warnings if "left out" in one] == [
+    assert [warning.partition(" is left out")[0] for warning in warnings if "left out" in warning] == [
         "response_format: #/properties/tags/uniqueItems",
         "response_format: #/properties/site/format",
     ]
@@ -114,7 +114,7 @@ def test_items_that_have_to_be_unique_are_a_warning(world: OpenAIServer, dialect
         response = client.post(path, json={"model": "tale", **body})
     assert response.status_code == 200, response.text
     found = response.json()
-    (warning,) = [one for one in found["warnings"] if "left out" in one]
+    (warning,) = [warning for warning in found["warnings"] if "left out" in warning]
     assert warning.startswith(f"{field}: #/uniqueItems is left out: ")
 
 
@@ -165,7 +165,7 @@ def test_what_is_written_with_other_keywords_has_no_warning(world: OpenAIServer)
         completion = client.chat.completions.create(
             model="tale", messages=MESSAGES, response_format=wanted, max_completion_tokens=300, reasoning_effort="none"
         )
-    assert not [one for one in (completion.model_extra or {}).get("warnings", []) if "left out" in one]
+    assert not [warning for warning in (completion.model_extra or {}).get("warnings", []) if "left out" in warning]
     found = json.loads(completion.choices[0].message.content or "")
     assert set(found.get("counts", {})) <= {"fox", "owl"}
     assert found["pet"]["kind"] in ("cat", "dog")
@@ -189,7 +189,7 @@ def test_there_are_at_most_ten_warnings_and_their_number(world: OpenAIServer) ->
     }
     with httpx.Client(base_url=world.url, timeout=60) as client:
         found = client.post("/v1/completions", json={"model": "tale", "prompt": "A fox", "json_schema": schema}).json()
-    warnings = [one for one in found["warnings"] if "left out" in one]
+    warnings = [warning for warning in found["warnings"] if "left out" in warning]
     assert len(warnings) == 11
     assert warnings[-1] == "json_schema: 5 more keywords are left out"
 

@@ -123,7 +123,7 @@ def test_a_worker_is_started_before_what_it_does_not_need_is_imported() -> None:
         ("--print-config",),
         ("--print_config",),
     ],
-    ids=lambda one: one[0],
+    ids=lambda case: case[0],
 )
 def test_no_worker_is_started_ahead_where_none_will_load(flags: tuple[str, ...]) -> None:
     """By the flags that say so at first sight."""

@@ -56,7 +56,7 @@ def test_a_keyword_that_no_grammar_can_have_is_relaxed_with_a_warning(world: Ope
     with httpx.Client(base_url=world.url, timeout=60) as client:
         response = client.post(path, json={"model": "tale", **body})
     assert response.status_code == 200, response.text
-    (warning,) = [one for one in response.json()["warnings"] if "tools[0]" in one]
+    (warning,) = [warning for warning in response.json()["warnings"] if "tools[0]" in warning]
     assert warning.startswith("tools[0] (run): arguments may violate #/properties/script/not: ")
 
 
@@ -74,7 +74,7 @@ def test_counts_of_tokens_have_the_warnings_of_the_request(world: OpenAIServer, 
     assert counted["warnings"] == generated["warnings"]
     assert counted["input_tokens"] > 0
     for words in ("moood", "tools[0] (run): arguments may violate #/properties/script/not: "):
-        assert sum(words in one for one in counted["warnings"]) == 1
+        assert sum(words in warning for warning in counted["warnings"]) == 1
 
 
 @pytest.mark.parametrize("dialect", ["openai-chat", "ollama"])
@@ -89,7 +89,7 @@ def test_unknown_members_of_tools_have_a_warning(world: OpenAIServer, dialect: s
     with httpx.Client(base_url=world.url, timeout=60) as client:
         response = client.post(path, json={"model": "tale", **body, "tools": tools})
     assert response.status_code == 200, response.text
-    assert [one for one in response.json()["warnings"] if "tools" in one] == [
+    assert [warning for warning in response.json()["warnings"] if "tools" in warning] == [
         "tools[0].x has no effect here and was ignored",
         "tools[0].function.input_schema has no effect here and was ignored",
     ]
@@ -136,7 +136,7 @@ def test_a_call_that_is_forced_wins_over_a_schema_of_the_content(world: OpenAISe
     path, body = FORCED[dialect]
     with httpx.Client(base_url=world.url, timeout=60) as client:
         found = client.post(path, json={"model": "tale", "temperature": 0, **body}).json()
-    assert any("the schema was left out, since tool_choice demands a call" in one for one in found["warnings"])
+    assert any("the schema was left out, since tool_choice demands a call" in warning for warning in found["warnings"])
     if dialect == "responses":
         assert [item["name"] for item in found["output"] if item["type"] == "function_call"] == ["run"]
     else:

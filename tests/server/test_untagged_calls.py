@@ -77,7 +77,7 @@ def ask(server: OpenAIServer, path: str, *, stream: bool, **more: Any) -> dict[s
             "warnings": events[-1].get("warnings", []),
         }
     data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ") and line != "data: [DONE]"]
-    events = [json.loads(one) for one in data]
+    events = [json.loads(entry) for entry in data]
     return READERS[path](events) if stream else WHOLE[path](response.json())
 
 
@@ -150,7 +150,7 @@ def streamed_message(events: list[dict[str, Any]]) -> dict[str, Any]:
             else:
                 block["json"] += delta.get("partial_json", "")
     (ending,) = [event for event in events if event["type"] == "message_delta"]
-    content = [{**one, "input": json.loads(one["json"])} if one["json"] else one for one in blocks.values()]
+    content = [{**block, "input": json.loads(block["json"])} if block["json"] else block for block in blocks.values()]
     warnings = ending.get("warnings") or []
     return whole_message({"content": content, "stop_reason": ending["delta"]["stop_reason"], "warnings": warnings})
 
@@ -196,7 +196,9 @@ def test_a_content_that_is_almost_a_call_has_a_warning(
     found = ask(server, path, stream=stream)
     warnings = found.pop("warnings")
     assert found == {"content": NEAR, "calls": [], "reason": ENDS[path][1]}
-    assert [("'weather'" in one, "no 'city'" in one) for one in warnings] == ([(True, True)] if is_on else [])
+    assert [("'weather'" in warning, "no 'city'" in warning) for warning in warnings] == (
+        [(True, True)] if is_on else []
+    )
 
 
 @EACH

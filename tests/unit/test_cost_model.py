@@ -337,8 +337,8 @@ def test_more_of_a_kind_is_never_expected_to_take_less(
 ) -> None:
     """Whatever was observed: finite, positive, not falling with cells, outputs, nor tokens on either side of a tile."""
     pace = TickCostModel()
-    for one in observed:
-        pace.observe(*one)
+    for item in observed:
+        pace.observe(*item)
     fewer, more = (512 * num_whole + size for size in sorted(sizes))
     seconds = pace.seconds(fewer, num_cells)
     assert 0 < seconds < math.inf

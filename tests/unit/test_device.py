@@ -47,7 +47,7 @@ def test_a_container_may_have_less_than_the_machine(tmp_path: Path, monkeypatch:
 
 def test_this_machine_has_a_cpu_cores_and_memory() -> None:
     """The real device returns plausible values."""
-    assert any(one.kind == "cpu" and one.total_bytes > 0 for one in devices())
+    assert any(device.kind == "cpu" and device.total_bytes > 0 for device in devices())
     assert physical_cores() >= 1
     free = available_memory()
     assert free is None or free > 1 << 20

@@ -60,7 +60,7 @@ def test_every_public_name_is_in_the_reference() -> None:
         if name != "errors"
     ]
     in_one_place = {
-        one.__name__ for one in vars(paceline.errors).values() if isinstance(one, type)
+        var.__name__ for var in vars(paceline.errors).values() if isinstance(var, type)
     }  # ::: paceline.errors
     public = {name for name in paceline.__all__ if name not in in_one_place or name in documented} - {"__version__"}
     chat = [f"chat.{name}" for name in paceline.chat.__all__]

@@ -75,7 +75,7 @@ SMALL: dict[str, Callable[..., Any]] = {
 
 def shown(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the parameters that `help` and editors show, with their defaults."""
-    return {one.name: one.default for one in inspect.signature(function).parameters.values()}
+    return {parameter.name: parameter.default for parameter in inspect.signature(function).parameters.values()}
 
 
 def test_each_typed_dict_has_the_options_of_its_record() -> None:
@@ -128,14 +128,14 @@ def test_numbers_of_numpy_reach_a_worker() -> None:
     sent = worker_setup("model.gguf", {"isolation": "process", **options}).options
     assert sent == {"num_slots": 2, "rope_freq_base": 0.5, "tensor_split": [1.0, 3]}
     assert [type(sent[name]) for name in ("num_slots", "rope_freq_base")] == [int, float]
-    assert [type(one) for one in sent["tensor_split"]] == [float, int]
+    assert [type(item) for item in sent["tensor_split"]] == [float, int]
 
 
 @pytest.mark.parametrize("name", [*REQUESTS, *LOADS, *SMALL])
 def test_a_signature_shows_each_keyword(name: str) -> None:
     """No method hides its keywords behind `**options`."""
     parameters = inspect.signature({**REQUESTS, **LOADS, **SMALL}[name]).parameters.values()
-    assert all(one.kind is not one.VAR_KEYWORD for one in parameters)
+    assert all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters)
     assert len(parameters) > 5
 
 
@@ -150,8 +150,8 @@ def test_defaults_of_requests_are_those_of_the_records(name: str) -> None:
     else:
         assert found["max_tokens"] == 256
     assert found["temperature"] == 0.8
-    assert {one: expected[one] for one in expected if one in found} == {
-        one: found[one] for one in found if one in expected
+    assert {item: expected[item] for item in expected if item in found} == {
+        item: found[item] for item in found if item in expected
     }
     if is_chat:
         assert found["max_tool_rounds"] == 8
@@ -164,8 +164,8 @@ def test_defaults_of_loading_are_those_of_the_records(name: str) -> None:
     """What `help` shows for an option of an engine is the default."""
     found = shown(LOADS[name])
     expected = {**defaults(EngineConfig()), **defaults(ContextOptions())}
-    assert {one: found[one] for one in found if one in expected} == {
-        one: expected[one] for one in expected if one in found
+    assert {item: found[item] for item in found if item in expected} == {
+        item: expected[item] for item in expected if item in found
     }
     assert found["num_slots"] == 8
     assert found["load_mode"] == "auto"
@@ -181,7 +181,7 @@ def defaults(record: Any) -> dict[str, Any]:
 def test_the_signature_of_a_record_shows_its_fields(record: type) -> None:
     """The constructor shows what it takes, with the defaults."""
     assert shown(record) == defaults(record())
-    annotations = {one.name: one.annotation for one in inspect.signature(record).parameters.values()}
+    annotations = {parameter.name: parameter.annotation for parameter in inspect.signature(record).parameters.values()}
     assert set(annotations.values()) & {"int | None", "bool | None"} == {"int | None", "bool | None"}
 
 

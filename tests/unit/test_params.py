@@ -261,7 +261,7 @@ def test_texts_become_plain_str() -> None:
         samplers=[np.str_("top_k")],
     )
     kept = [params.grammar, params.grammar_root, *params.stop, *params.grammar_triggers, *params.samplers]
-    assert {type(one) for one in kept} == {str}
+    assert {type(item) for item in kept} == {str}
 
 
 def test_every_field_is_documented() -> None:

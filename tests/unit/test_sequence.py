@@ -45,11 +45,11 @@ def test_a_prompt_in_parts_does_not_decode() -> None:
 
 def test_the_reason_of_the_higher_rank_stays() -> None:
     """Whatever comes together and in whatever order, the one of the highest rank is latched."""
-    for one, other in itertools.product(FinishReason, FinishReason):
+    for item, other in itertools.product(FinishReason, FinishReason):
         sequence = sequence_of()
-        sequence.end(one)
+        sequence.end(item)
         sequence.end(other)
-        assert sequence.reason is min(one, other, key=lambda reason: reason.rank)
+        assert sequence.reason is min(item, other, key=lambda reason: reason.rank)
 
 
 def test_the_error_belongs_to_the_reason() -> None:
@@ -64,7 +64,7 @@ def test_a_sequence_waits_since_its_request_was_accepted() -> None:
     """The waiting time starts at acceptance, not when the request was made."""
     _, request = submitted("hello", ignore_eos=True)
     request.submitted_s += 5
-    assert [one.submitted_s for one in request.sequences] == [request.submitted_s]
+    assert [sequence.submitted_s for sequence in request.sequences] == [request.submitted_s]
     assert request.sequences[0].turn_key[0] == request.submitted_s
 
 

@@ -23,12 +23,12 @@ def test_every_export_exists_and_the_list_is_sorted() -> None:
 def test_every_error_is_exported() -> None:
     """An `except paceline.QueueFull` needs no second import."""
     classes = [
-        one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, paceline.PacelineError)
+        var for var in vars(errors).values() if isinstance(var, type) and issubclass(var, paceline.PacelineError)
     ]
     assert len(classes) > 40
-    for one in classes:
-        assert getattr(paceline, one.__name__) is one
-        assert one.__name__ in paceline.__all__
+    for item in classes:
+        assert getattr(paceline, item.__name__) is item
+        assert item.__name__ in paceline.__all__
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -154,7 +154,7 @@ def defined() -> Counter[str]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         and not node.name.startswith("__")
-        and not any(registered.match(ast.unparse(one)) for one in node.decorator_list)
+        and not any(registered.match(ast.unparse(item)) for item in node.decorator_list)
     )
 
 

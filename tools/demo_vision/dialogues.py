@@ -50,7 +50,7 @@ class DialogueWriter:
         for question in about(scene, rng):  # the empty thought is learned, so that a template may ask for thoughts
             turn = segments(Chat([Message("user", question.text), Message("assistant", question.reply, think="")]))
             pieces = [(self._encoded(_OPENING), False), (self._encoded(turn[0].text.removeprefix(_OPENING)), False)]
-            pieces += [(self._encoded(one.text), one.learn) for one in turn[1:]]
+            pieces += [(self._encoded(segment.text), segment.learn) for segment in turn[1:]]
             if len(ids) + sum(len(piece) for piece, _ in pieces) > LENGTH:
                 continue
             for piece, learn in pieces:

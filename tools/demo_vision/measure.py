@@ -35,13 +35,15 @@ def measure(llm: LLM, count: int, show: int) -> list[Row]:
     total: Counter[str] = Counter()
     for scene, questions in exam(count):
         image = Image(draw(scene, SIDE))
-        chats = [[{"role": "user", "content": [image, {"type": "text", "text": one.text}]}] for one in questions]
+        chats = [
+            [{"role": "user", "content": [image, {"type": "text", "text": question.text}]}] for question in questions
+        ]
         replies = [llm.chat(chat, temperature=0, max_tokens=40).content for chat in chats]
         for question, reply in zip(questions, replies, strict=True):
             total[question.skill] += 1
             right[question.skill] += reply == question.reply
             if reply != question.reply and total[question.skill] - right[question.skill] <= show:
-                print(f"  FAIL {[one.name for one in scene.figures]} {question} -> {reply!r}")
+                print(f"  FAIL {[figure.name for figure in scene.figures]} {question} -> {reply!r}")
     return [Row(skill, right[skill], total[skill], REQUIRED.get(skill)) for skill in sorted(total)]
 
 

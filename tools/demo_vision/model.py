@@ -50,7 +50,7 @@ def _attention(layer: Attention, x: Tensor, cos: Tensor, sin: Tensor, unseen: Te
     c, (batch, time, _) = layer.config, x.shape
     q, k, v = (part(x).view(batch, time, -1, c.head_dim).transpose(1, 2) for part in (layer.q, layer.k, layer.v))
     q, k = rotate(q, cos, sin) * c.head_dim**-0.5, rotate(k, cos, sin)
-    k, v = (one.repeat_interleave(c.heads // c.kv_heads, dim=1) for one in (k, v))
+    k, v = (item.repeat_interleave(c.heads // c.kv_heads, dim=1) for item in (k, v))
     seen = (q @ k.transpose(-1, -2) + unseen).softmax(-1).to(v.dtype)
     y: Tensor = layer.o((seen @ v).transpose(1, 2).reshape(batch, time, -1))
     return y

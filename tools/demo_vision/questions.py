@@ -38,11 +38,11 @@ def _count(figures: tuple[Figure, ...], rng: random.Random) -> Question:
 def _count_some(figures: tuple[Figure, ...], rng: random.Random) -> Question:
     if rng.random() < 0.5:
         shape = rng.choice([rng.choice(SHAPES), rng.choice(figures).shape])
-        number = sum(one.shape == shape for one in figures)
+        number = sum(figure.shape == shape for figure in figures)
         plural = "crosses" if shape == "cross" else f"{shape}s"
         return Question("count some", f"How many {plural} are there?", f"{NUMBERS[number]}.")
     colour = rng.choice([rng.choice(list(COLOURS)), rng.choice(figures).colour])
-    number = sum(one.colour == colour for one in figures)
+    number = sum(figure.colour == colour for figure in figures)
     return Question("count some", f"How many {colour} shapes are there?", f"{NUMBERS[number]}.")
 
 
@@ -85,12 +85,12 @@ def _upright(figures: tuple[Figure, ...], rng: random.Random) -> Question | None
 
 def _is_there(figures: tuple[Figure, ...], rng: random.Random) -> Question:
     name = rng.choice([f"{rng.choice(list(COLOURS))} {rng.choice(SHAPES)}", rng.choice(figures).name])
-    reply = "Yes." if any(one.name == name for one in figures) else "No."
+    reply = "Yes." if any(figure.name == name for figure in figures) else "No."
     return Question("is there", f"Is there a {name}?", reply)
 
 
 def _describe(figures: tuple[Figure, ...], rng: random.Random) -> Question | None:
-    names = [f"a {one.name}" for one in sorted(figures, key=lambda one: one.x)]
+    names = [f"a {figure.name}" for figure in sorted(figures, key=lambda figure: figure.x)]
     listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
     text = rng.choice(("Describe the picture.", "What is in the picture?", "What do you see?", "What is this?"))
     return Question("describe", text, f"From left to right: {listed}." if len(names) > 1 else f"{listed.capitalize()}.")
@@ -98,8 +98,8 @@ def _describe(figures: tuple[Figure, ...], rng: random.Random) -> Question | Non
 
 def _single(figures: tuple[Figure, ...], field: str) -> list[Figure]:
     """Return those whose colour or shape no other has."""
-    counts = Counter(getattr(one, field) for one in figures)
-    return [one for one in figures if counts[getattr(one, field)] == 1]
+    counts = Counter(getattr(figure, field) for figure in figures)
+    return [figure for figure in figures if counts[getattr(figure, field)] == 1]
 
 
 _KINDS: Final[tuple[Callable[[tuple[Figure, ...], random.Random], Question | None], ...]] = (

@@ -32,7 +32,7 @@ class DialogueTrainer(trainer.Trainer):
     def loss(self, seeds: range) -> tuple[Tensor, Tensor]:
         """Return the loss of the replies about these pictures, and the share of right tokens."""
         batch = self.writer.write(seeds)
-        tensors = [torch.from_numpy(one) for one in (batch.pixels, batch.tokens, batch.learned)]
+        tensors = [torch.from_numpy(item) for item in (batch.pixels, batch.tokens, batch.learned)]
         scores, wanted = self.seeing(*tensors, batch.head)
         return functional.cross_entropy(scores.float(), wanted), (scores.argmax(-1) == wanted).float().mean()
 

@@ -136,7 +136,7 @@ class Trainer(ABC):
 
     def _checkpoint(self) -> None:
         saved = {"plan": self.plan.fixed(), "average": self.average, "right": self.right, "step": self.done}
-        saved["optimizers"] = [one.state_dict() for one in self.opts]
+        saved["optimizers"] = [option.state_dict() for option in self.opts]
         write(self.weights() | saved, self.plan.out.with_suffix(f".{self.done}.pt"))
         for old in checkpoints(self.plan.out)[:-2]:
             old.unlink()

@@ -14,7 +14,7 @@ from paceline.constraints.schema_walk import reference_resolver
 
 ALL_TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 END = frozenset({256})
-BYTES = (*(bytes([one]) for one in range(256)), b"<eos>")
+BYTES = (*(bytes([i]) for i in range(256)), b"<eos>")
 COMPILER = ConstraintCompiler(
     TokenTable(pieces=BYTES, control_ids=END, eog_ids=END, encode=lambda text: list(text.encode()))
 )

@@ -27,7 +27,7 @@ class Tokenizer:
 
     def encode_prompt(self, text: str, inputs: list[tuple[int, int]]) -> list[int]:
         marked = {place for begin, end in inputs for place in range(begin, end)}
-        return [1000, *(-ord(one) if place in marked else ord(one) for place, one in enumerate(text)), 1001]
+        return [1000, *(-ord(item) if place in marked else ord(item) for place, item in enumerate(text)), 1001]
 
 
 TOKENIZER: Any = Tokenizer()
@@ -67,7 +67,10 @@ def test_a_model_that_cannot_see_gets_a_text_in_place_of_images() -> None:
     images = ChatMedia(messages, read_attachment, NONCE, modalities=("text", "audio"))
     placeholder = text("[image omitted: this model cannot see]")
     shown: Any = images.messages
-    assert [one["content"] for one in shown[:2]] == [[text("a"), placeholder, placeholder, text("b")], [placeholder]]
+    assert [message["content"] for message in shown[:2]] == [
+        [text("a"), placeholder, placeholder, text("b")],
+        [placeholder],
+    ]
     assert shown[3]["content"] == [placeholder]
     assert images.attachments == [ONE]
     assert images.restored(shown) == messages
@@ -138,7 +141,7 @@ def test_an_image_at_the_beginning_has_its_bos() -> None:
 def test_a_prompt_can_be_taken_from_a_place_on() -> None:
     """With the images behind it, and without a bos."""
     images = chat_media([{"role": "user", "content": [ONE]}, {"role": "user", "content": [OTHER]}])
-    first, second = (one["content"] for one in images.messages)  # type: ignore[attr-defined]
+    first, second = (message["content"] for message in images.messages)  # type: ignore[attr-defined]
     rendered = RenderedPrompt(f"{first}<{second}>")
     assert images.segments(rendered.text, rendered.inputs, TOKENIZER, len(first), 1) == [
         [ord("<")],
@@ -164,7 +167,7 @@ def test_parts_are_loaded() -> None:
 def test_a_template_that_loses_an_image_is_refused(template: str) -> None:
     """Or repeats one, or changes their order."""
     images = chat_media([{"role": "user", "content": [ONE]}, {"role": "user", "content": [OTHER]}])
-    contents = [one["content"] for one in images.messages]  # type: ignore[attr-defined]
+    contents = [message["content"] for message in images.messages]  # type: ignore[attr-defined]
     with pytest.raises(TemplateError, match="renders image or audio [01]"):
         images.segments(template.format(*contents), (), TOKENIZER)
 

@@ -118,7 +118,7 @@ def test_long_irregular_conversations_have_few_probes() -> None:
     numbers = []
     for length in (10, 400):
         talk = [{"role": "user", "content": [{"type": "text", "text": "x"}] * (index % 3)} for index in range(length)]
-        irregular = [one for index, one in enumerate(talk) if index.bit_count() % 2]
+        irregular = [item for index, item in enumerate(talk) if index.bit_count() % 2]
         template = Template(lambda messages: plain(messages) if len(messages) == 1 else refusing("no"))
         with pytest.raises(TemplateError, match="no"):
             rendered(MessageFitter(), template, [*irregular, REPLY, USER, USER])
@@ -230,7 +230,7 @@ def test_tools_that_no_rewrite_shows_refuse_nothing(tools: str, num_rendered: in
 
 def test_places_in_errors_are_those_of_the_caller() -> None:
     """Messages that were merged into the first one count."""
-    template = Template(lambda messages: plain([one for one in messages if one["role"] != "assistant"]))
+    template = Template(lambda messages: plain([message for message in messages if message["role"] != "assistant"]))
     for num_merged in (0, 2):
         with pytest.raises(
             TemplateError, match=rf"messages\[{2 + num_merged}\]: the chat template leaves this message out"

@@ -28,7 +28,7 @@ class MarkedTokenizer:
 
     def decode(self, ids: Sequence[int], *, special: bool) -> str:
         assert special
-        return "".join({TURN: "|", 299: "ab"}.get(one) or chr(one) for one in ids)
+        return "".join({TURN: "|", 299: "ab"}.get(token_id) or chr(token_id) for token_id in ids)
 
     def is_control(self, token: int) -> bool:
         return token >= TURN

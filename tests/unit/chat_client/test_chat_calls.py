@@ -92,7 +92,7 @@ def test_one_bad_conversation_of_a_list_fails_alone(chats: FakeChats) -> None:
     """The error has the replies of the others."""
     with pytest.raises(BatchError) as caught:
         chats.chat([HELLO, [{"role": "user"}], HELLO], **SHORT)
-    kinds = [isinstance(one, PacelineError) for one in caught.value.outcomes]
+    kinds = [isinstance(outcome, PacelineError) for outcome in caught.value.outcomes]
     assert kinds == [False, True, False]
 
 
@@ -153,7 +153,7 @@ def test_an_empty_reply_after_results_of_tools_has_a_warning(chats: FakeChats, m
     reply = chats.chat(HELLO, tools=[add], run_tools=True, **SHORT)
     warning = "the model's reply after the results of tools is empty; ask it again, or try a larger model"
     assert str(reply.choices[0].warning) == warning
-    assert [one.choices[0].warning for one in reply.rounds] == [None]
+    assert [round_.choices[0].warning for round_ in reply.rounds] == [None]
 
 
 def test_tools_run_until_there_is_a_reply(chats: FakeChats, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,9 +163,12 @@ def test_tools_run_until_there_is_a_reply(chats: FakeChats, monkeypatch: pytest.
     )
     reply = chats.chat(HELLO, tools=[add], run_tools=True, **SHORT)
     assert reply.content == "Three and ten."
-    assert [one["role"] for one in reply.messages] == ["user", "assistant", "tool", "tool", "assistant"]
-    assert [(one["tool_call_id"], one["content"]) for one in reply.messages[2:4]] == [("call_0", "3"), ("call_1", "10")]
-    assert [len(one.tool_calls) for one in reply.rounds] == [2]
+    assert [message["role"] for message in reply.messages] == ["user", "assistant", "tool", "tool", "assistant"]
+    assert [(message["tool_call_id"], message["content"]) for message in reply.messages[2:4]] == [
+        ("call_0", "3"),
+        ("call_1", "10"),
+    ]
+    assert [len(round_.tool_calls) for round_ in reply.rounds] == [2]
 
 
 @pytest.mark.parametrize(
@@ -279,7 +282,7 @@ def test_a_reply_that_is_no_instance_is_asked_for_once_more(chats: FakeChats, mo
     reply = chats.chat(HELLO, response_model=Even)
     assert reply.parsed == Even(number=4)
     assert reply.messages == [*HELLO, {"role": "assistant", "content": '{"number": 4}'}]
-    assert [one.content for one in reply.rounds] == ['{"number": 3}']
+    assert [round_.content for round_ in reply.rounds] == ['{"number": 3}']
     turn, _ = chats._formats.format.turns[-1]
     assert [message["role"] for message in turn.messages] == ["system", "user", "assistant", "user"]
     assert "the number must be even" in turn.messages[3]["content"]

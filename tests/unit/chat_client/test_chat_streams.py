@@ -54,7 +54,9 @@ def test_every_choice_ends_once(chats: FakeChats) -> None:
     ends = [chunk for chunk in chunks if chunk.finish_reason is not None]
     assert sorted(chunk.choice for chunk in ends) == [0, 1, 2]
     assert sum(chunk.usage is not None for chunk in chunks) == 1
-    assert [text_of(chunks, choice.index) for choice in reply.choices] == [one.message.content for one in reply.choices]
+    assert [text_of(chunks, choice.index) for choice in reply.choices] == [
+        choice.message.content for choice in reply.choices
+    ]
 
 
 def test_collect_reads_the_rest(chats: FakeChats) -> None:

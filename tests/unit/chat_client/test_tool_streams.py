@@ -413,4 +413,4 @@ def test_an_empty_reply_after_results_of_tools_has_a_warning(
     expected = warnings[0] if warnings else None
     for warning in (chunk.warning, stream.collect().choices[0].warning):
         assert (None if warning is None else str(warning)) == expected
-    assert all(one.choices[0].warning is None for one in stream.collect().rounds)
+    assert all(round_.choices[0].warning is None for round_ in stream.collect().rounds)

@@ -100,7 +100,7 @@ def test_a_block_longer_than_the_screen_shows_its_end_and_is_whole_at_last(monke
     view = MarkdownView()
     for number in range(40):
         view.content(f"- item {number}\n")
-        ups = [int(one) for one in re.findall(r"\x1b\[(\d+)A", screen.getvalue())]
+        ups = [int(item) for item in re.findall(r"\x1b\[(\d+)A", screen.getvalue())]
         assert max(ups, default=0) < 12
     view.finish()
     shown = seen(screen.getvalue())

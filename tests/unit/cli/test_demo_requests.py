@@ -40,7 +40,7 @@ def test_the_token_ids_of_biases_may_be_texts(tmp_path: Path) -> None:
 def test_a_dash_reads_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests may come through a pipe."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'["a"]')))
-    assert [one.prompt for one in read_requests(Path("-"))] == ["a"]
+    assert [read_request.prompt for read_request in read_requests(Path("-"))] == ["a"]
 
 
 @pytest.mark.parametrize(

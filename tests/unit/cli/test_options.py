@@ -167,11 +167,11 @@ def test_sampling_flags_of_the_server_are_options(command: str) -> None:
     """All of llama-server's names that set a field of `SamplingParams`, each with a help text of whole sentences."""
     made: Any = typer.main.get_command(build_app())
     parameters = made.commands[command].params
-    names = {name for one in parameters for name in one.opts}
-    flags = [one for one in GROUPS["Sampling"] if isinstance(one.action, Store) and "sampling." in one.action.into]
-    known = {name if name in names else f"--{inputs.usual_name(name[2:])}" for one in flags for name in one.names}
+    names = {name for parameter in parameters for name in parameter.opts}
+    flags = [item for item in GROUPS["Sampling"] if isinstance(item.action, Store) and "sampling." in item.action.into]
+    known = {name if name in names else f"--{inputs.usual_name(name[2:])}" for flag in flags for name in flag.names}
     assert known - names == {"--sampler-seq", "--sampling-seq"}
-    assert all(one.help.endswith((".", "?")) for one in parameters if one.help)
+    assert all(parameter.help.endswith((".", "?")) for parameter in parameters if parameter.help)
 
 
 def test_adapters_have_names_and_scales(tmp_path: Path) -> None:

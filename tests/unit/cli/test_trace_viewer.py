@@ -48,10 +48,10 @@ def test_a_viewer_has_the_ticks_requests_and_stays_of_its_trace(recorded: Path) 
     found = viewer_data(read_trace(recorded), title="mine")
     assert found["title"] == "mine"
     assert "2 requests" in found["summary"]
-    assert [one["generated_tokens"] for one in found["requests"]] == [8, 8]
-    assert {one["reason"] for one in found["requests"]} == {"length"}
+    assert [request["generated_tokens"] for request in found["requests"]] == [8, 8]
+    assert {request["reason"] for request in found["requests"]} == {"length"}
     assert sum(row[6] for tick in found["ticks"] for row in tick["rows"]) == 16
-    assert [(one["slot"], one["ending"]) for one in found["stays"]] == [(0, "ended"), (1, "ended")]
+    assert [(stay["slot"], stay["ending"]) for stay in found["stays"]] == [(0, "ended"), (1, "ended")]
     times = [mark["t"] for mark in found["marks"]]
     assert times == sorted(times)
     assert [mark["what"] for mark in found["marks"]].count("started") == 2

@@ -62,7 +62,9 @@ def test_an_engine_reports_the_hashes_that_a_router_computes(make: Any) -> None:
         channel = engine.accept(engine.prepare(PROMPT, SamplingParams(max_tokens=1), RequestOptions()))
         assert channel.wait_released(LONG_S)
         found: PrefixDigest = engine.prefix_digest(block_tokens=BLOCK_TOKENS).result(LONG_S)
-        assert tuple(shortened(one.hash) for one in found.prefixes) == hash_prompt(PROMPT, RequestOptions()).hashes
+        assert (
+            tuple(shortened(prefix.hash) for prefix in found.prefixes) == hash_prompt(PROMPT, RequestOptions()).hashes
+        )
         for wrong in (0, -1, 2**31):
             with pytest.raises(InvalidParams, match="block_tokens"):
                 engine.prefix_digest(block_tokens=wrong)

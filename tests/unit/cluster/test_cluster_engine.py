@@ -55,17 +55,17 @@ def read(channel: StreamChannel) -> list[StreamChunk]:
     reader.start()
     reader.join(PATIENCE_S)
     assert not reader.is_alive(), "the stream has no end"
-    for choice in {one.choice for one in chunks}:
+    for choice in {chunk.choice for chunk in chunks}:
         index = 0
-        for chunk in (one for one in chunks if one.choice == choice):
+        for chunk in (chunk for chunk in chunks if chunk.choice == choice):
             assert chunk.index == index
             index += len(chunk.token_ids)
-    assert [one.usage is not None for one in chunks] == [False] * (len(chunks) - 1) + [True]
+    assert [chunk.usage is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
     return chunks
 
 
 def tokens(chunks: list[StreamChunk], choice: int = 0) -> list[int]:
-    return [token for one in chunks if one.choice == choice for token in one.token_ids]
+    return [token for chunk in chunks if chunk.choice == choice for token in chunk.token_ids]
 
 
 def alone(prompt: str, max_tokens: int) -> list[int]:
@@ -81,13 +81,13 @@ def alone(prompt: str, max_tokens: int) -> list[int]:
 def test_requests_run_on_all_replicas_and_give_what_one_engine_gives() -> None:
     """Requests are spread over the replicas, and each gets the tokens that one engine would have drawn."""
     with cluster("a", "b") as (world, engine):
-        for one in world.replicas.values():
-            one.hold()
+        for replica in world.replicas.values():
+            replica.hold()
         channels = [submit(engine, f"prompt {index}") for index in range(4)]
-        wait_for(lambda: all(one.num_open == 2 for one in world.replicas.values()))
-        for one in world.replicas.values():
-            one.allow()
-        assert [tokens(read(one)) for one in channels] == [alone(f"prompt {index}", 20) for index in range(4)]
+        wait_for(lambda: all(replica.num_open == 2 for replica in world.replicas.values()))
+        for replica in world.replicas.values():
+            replica.allow()
+        assert [tokens(read(channel)) for channel in channels] == [alone(f"prompt {index}", 20) for index in range(4)]
 
 
 def test_a_stream_goes_on_where_its_replica_died() -> None:
@@ -162,7 +162,7 @@ def test_a_cancel_frees_the_slot_where_it_is() -> None:
         wait_for(lambda: channel.num_buffered >= 3)
         channel.cancel()
         assert read(channel)[-1].finish_reason is FinishReason.CANCELLED
-        wait_for(lambda: all(one.num_open == 0 for one in world.replicas.values()))
+        wait_for(lambda: all(replica.num_open == 0 for replica in world.replicas.values()))
         wait_for(lambda: engine.num_open == 0)
 
 
@@ -214,8 +214,8 @@ def arrive(world: ClusterWorld, engine: ClusterEngine, name: str) -> None:
     requests = engine._dispatcher._requests
 
     def is_there() -> bool:
-        there = [requests._replay_log.find(one.key) for one in requests._placements.on(name)]
-        return any(one is not None and one.prompt == list(b"guilty") for one in there)
+        there = [requests._replay_log.find(item.key) for item in requests._placements.on(name)]
+        return any(find is not None and find.prompt == list(b"guilty") for find in there)
 
     wait_for(is_there)
 
@@ -231,15 +231,15 @@ def test_a_replica_that_dies_while_it_takes_a_request_in_costs_nothing() -> None
 def test_a_full_queue_refuses_at_once() -> None:
     """The bound of the queue is that of all replicas together, and a request that finds no room is refused."""
     with cluster("a", "b", max_queue=2) as (world, engine):
-        for one in world.replicas.values():
-            one.hold()
+        for replica in world.replicas.values():
+            replica.hold()
         room = 2 * (world.replicas["a"].limits.num_slots + 2)
         channels = [submit(engine, str(index)) for index in range(room)]
         with pytest.raises(QueueFull):
             submit(engine, "one too many")
-        for one in world.replicas.values():
-            one.allow()
-        assert all(read(one) for one in channels)
+        for replica in world.replicas.values():
+            replica.allow()
+        assert all(read(channel) for channel in channels)
         assert tokens(read(submit(engine, "again"))) == alone("again", 20)
 
 
@@ -268,7 +268,7 @@ def test_slots_and_metrics_are_those_of_all_replicas() -> None:
     with cluster("a", "b") as (world, engine):
         for index in range(4):
             read(submit(engine, f"x{index}"))
-        assert len(engine.slots()) == sum(one.limits.num_slots for one in world.replicas.values())
+        assert len(engine.slots()) == sum(replica.limits.num_slots for replica in world.replicas.values())
         assert engine.config.num_slots == len(engine.slots())
         assert set(engine.replica_slots()) == {"a", "b"}
         assert len(engine.ask_activity().result(PATIENCE_S).slots) == len(engine.slots())
@@ -285,7 +285,7 @@ def test_embeddings_survive_a_replica() -> None:
         world.preferred = ("a",)
         world.dies_of = [("a", "submit")]
         found = engine.embed(["one", "two"], None, RequestOptions()).result(PATIENCE_S)
-        assert [list(one) for one in found] == [list(one) for one in expected]
+        assert [list(item) for item in found] == [list(item) for item in expected]
 
 
 def test_saved_prefixes_are_refused() -> None:
@@ -383,32 +383,32 @@ def test_slots_of_replicas_have_keys_of_their_own() -> None:
             return (seen[0].num_processing, seen[0].num_waiting) == (2 * num_slots, 3)
 
         wait_for(are_all_taken)
-        assert len({one.key for one in seen[0]}) == 2 * num_slots
+        assert len({event.key for event in seen[0]}) == 2 * num_slots
         for channel in channels:
             channel.cancel()
-        assert all(read(one)[-1].finish_reason is FinishReason.CANCELLED for one in channels)
+        assert all(read(channel)[-1].finish_reason is FinishReason.CANCELLED for channel in channels)
 
 
 def test_waiting_tokens_are_bounded_over_all_replicas() -> None:
     """The bound is that of one replica times their number, and each of several fronts has its share."""
     with cluster("a", "b", max_queue_tokens=10) as (world, engine):
-        for one in world.replicas.values():
-            one.hold()
+        for replica in world.replicas.values():
+            replica.hold()
         assert engine.config.max_queue_tokens == 20
         channels = [submit(engine, "12345678") for _ in range(2)]
         with pytest.raises(QueueFull, match=r"16 prompt tokens are queued.*max_queue_tokens \(20\)"):
             submit(engine, "12345")
-        for one in world.replicas.values():
-            one.allow()
-        assert all(read(one) for one in channels)
+        for replica in world.replicas.values():
+            replica.allow()
+        assert all(read(channel) for channel in channels)
 
 
 def test_a_replica_that_is_lost_and_back_ends_what_it_had() -> None:
     """A replica that could not be read for a moment does not compute what goes on elsewhere."""
     with cluster("a", "b") as (world, engine):
         world.preferred = ("a",)
-        for one in world.replicas.values():
-            one.hold()
+        for replica in world.replicas.values():
+            replica.hold()
         channel = submit(engine, "moved", max_tokens=100_000)
         wait_for(lambda: world.replicas["a"].num_open == 1)
         world.preferred = ("b",)
@@ -509,11 +509,11 @@ def test_a_cancel_reaches_a_replica_that_is_connected_later() -> None:
         world.break_events("a")
         wait_for(lambda: engine.replicas == ("b",))
         wait_for(lambda: set(engine.replicas) == {"a", "b"})
-        wait_for(lambda: any(one.cancelled for one in world._known._services["a"]._sessions.values()))
+        wait_for(lambda: any(session.cancelled for session in world._known._services["a"]._sessions.values()))
         gate.set()
         del world.held_in["a", "submit"]
         assert tokens(read(submit(engine, "after"))) == alone("after", 20)
-        assert [bytes(one.prompts[0]) for one in world.replicas["a"].requests] == [b"after"]
+        assert [bytes(request.prompts[0]) for request in world.replicas["a"].requests] == [b"after"]
 
 
 def test_what_changes_while_a_request_is_on_its_way_counts() -> None:
@@ -529,8 +529,8 @@ def test_what_changes_while_a_request_is_on_its_way_counts() -> None:
         gate.set()
         wait_for(lambda: not requests._sending and not requests._commands._tasks)
         world.replicas["a"].allow()
-        counts = [len(one.token_ids) for one in read(channel) if one.token_ids]
-        assert sum(one >= 7 for one in counts) == 2, counts  # the first may have been drawn before
+        counts = [len(part.token_ids) for part in read(channel) if part.token_ids]
+        assert sum(count >= 7 for count in counts) == 2, counts  # the first may have been drawn before
 
 
 def test_a_replica_that_was_lost_before_it_left_is_forgotten() -> None:

@@ -20,12 +20,12 @@ def hash_of(number: int) -> str:
 
 def digest(*numbers: int) -> PrefixDigest:
     """A digest of prefixes with these hashes."""
-    return PrefixDigest(tuple(HashedPrefix(hash_of(one), 64) for one in numbers))
+    return PrefixDigest(tuple(HashedPrefix(hash_of(number), 64) for number in numbers))
 
 
 def cached(index: PrefixIndex, numbers: range = range(1, 20), replica_id: str = "a") -> set[int]:
     """Those of the hashes that the index has of a replica."""
-    return {one for one in numbers if index.matched_blocks([one], [replica_id])}
+    return {number for number in numbers if index.matched_blocks([number], [replica_id])}
 
 
 def test_only_what_changed_travels() -> None:
@@ -117,9 +117,9 @@ def test_replicas_are_apart_and_one_that_is_removed_leaves_nothing() -> None:
     index.expect("b", [1, 9], 100.0)
     index.remove("b")
     index.remove("never seen")
-    assert [cached(index, replica_id=one) for one in "abc"] == [{1, 2}, set(), {1, 4}]
+    assert [cached(index, replica_id=item) for item in "abc"] == [{1, 2}, set(), {1, 4}]
     assert index.apply("d", DigestPublisher(1).publish(digest(5)))
-    assert [cached(index, replica_id=one) for one in "abcd"] == [{1, 2}, set(), {1, 4}, {5}]
+    assert [cached(index, replica_id=item) for item in "abcd"] == [{1, 2}, set(), {1, 4}, {5}]
     for replica_id in "acd":
         index.remove(replica_id)
     assert not index._holders

@@ -60,8 +60,8 @@ async def parts(frames: AsyncIterator[bytes]) -> list[RequestEvent]:
 
 async def until_freed(frames: AsyncIterator[bytes], key: int) -> list[RequestEvent]:
     found: list[RequestEvent] = []
-    while not any(isinstance(one, Released) and one.key == key for one in found):
-        found += [one for one in await parts(frames) if one.key == key]
+    while not any(isinstance(item, Released) and item.key == key for item in found):
+        found += [part for part in await parts(frames) if part.key == key]
     return found
 
 
@@ -73,7 +73,7 @@ def test_each_front_gets_the_parts_of_its_own_requests() -> None:
         await service.submit("two", generate(1, b"second"), {})
         for front in ("one", "two"):
             found = await until_freed(service.events(front), 1)
-            drawn = [token for one in found if isinstance(one, Delta) for token in one.drawn]
+            drawn = [token for item in found if isinstance(item, Delta) for token in item.drawn]
             assert len(drawn) == 5
         assert service.num_open == 0
 
@@ -130,9 +130,9 @@ def test_a_front_that_died_leaves_no_request_behind() -> None:
         await service.renew("alive")
         replica.allow()
         found = await until_freed(service.events("alive"), 1)
-        assert [one.chunk.finish_reason for one in found if isinstance(one, Delta) and one.is_last and one.chunk] == [
-            FinishReason.LENGTH
-        ]
+        assert [
+            item.chunk.finish_reason for item in found if isinstance(item, Delta) and item.is_last and item.chunk
+        ] == [FinishReason.LENGTH]
         await reading
         while replica.num_open:
             await asyncio.sleep(0.001)
@@ -151,7 +151,7 @@ def test_a_second_reader_ends_the_first() -> None:
         reading = asyncio.ensure_future(until_freed(frames, 1))
         await asyncio.sleep(0)
         await service.submit("one", generate(1), {})
-        drawn = [token for one in await reading if isinstance(one, Delta) for token in one.drawn]
+        drawn = [token for item in await reading if isinstance(item, Delta) for token in item.drawn]
         assert len(drawn) == 5
         assert await left == []
 
@@ -202,7 +202,7 @@ def test_a_cancelled_call_does_not_cut_off_the_adapter_that_others_wait_for() ->
 
 
 async def _all(frames: AsyncIterator[bytes]) -> list[bytes]:
-    return [one async for one in frames]
+    return [frame async for frame in frames]
 
 
 def test_health_is_the_engines() -> None:

@@ -37,7 +37,7 @@ IDLE = ReplicaLoad(
 
 def report(num_cached: int = 0, state: Any = "ready", epoch: int = 1, **load: Any) -> ReplicaReport:
     """A first report of a replica that has so many blocks of PROMPT."""
-    hashes = tuple(HashedPrefix(f"{one:016x}{0:016x}", 64) for one in PROMPT.hashes[:num_cached])
+    hashes = tuple(HashedPrefix(f"{value:016x}{0:016x}", 64) for value in PROMPT.hashes[:num_cached])
     update = DigestPublisher(epoch).publish(PrefixDigest(hashes))
     return ReplicaReport(state=state, load=msgspec.structs.replace(IDLE, **load), updates=(update,))
 
@@ -45,22 +45,22 @@ def report(num_cached: int = 0, state: Any = "ready", epoch: int = 1, **load: An
 def router_of(**reports: ReplicaReport) -> Router:
     """A router that got these reports at 10 s."""
     router = Router(Random(1))
-    for replica_id, one in reports.items():
-        assert router.observe(replica_id, one, 10.0)
+    for replica_id, report in reports.items():
+        assert router.observe(replica_id, report, 10.0)
     return router
 
 
 def order(router: Router, names: str = "ab", prompt: PromptBlocks = PROMPT, now_s: float = 10.0) -> list[str]:
-    return [one.replica_id for one in router.rank(prompt, names, now_s)]
+    return [rank.replica_id for rank in router.rank(prompt, names, now_s)]
 
 
 def test_the_cached_prefix_decides_between_idle_replicas() -> None:
     """Times are what is left to compute, and a tick; of a prompt that is cached whole one token is left."""
     router = router_of(a=report(3), b=report(10), c=report())
     found = router.rank(PROMPT, "abc", 10.0)
-    assert [(one.replica_id, one.num_cached) for one in found] == [("b", 639), ("a", 192), ("c", 0)]
-    assert [one.ttft_s for one in found] == pytest.approx([0.021, 0.468, 0.66])
-    assert {one.wait_s for one in found} == {0.0}
+    assert [(rank.replica_id, rank.num_cached) for rank in found] == [("b", 639), ("a", 192), ("c", 0)]
+    assert [rank.ttft_s for rank in found] == pytest.approx([0.021, 0.468, 0.66])
+    assert {rank.wait_s for rank in found} == {0.0}
 
 
 def test_a_busy_replica_is_left_where_waiting_costs_more_than_computing() -> None:
@@ -183,7 +183,7 @@ def test_an_overtaken_report_changes_nothing() -> None:
 def test_a_missed_update_is_reported_and_the_load_counts() -> None:
     """Cached prefixes stay as they were until a snapshot comes."""
     publisher = DigestPublisher(1)
-    prefixes = tuple(HashedPrefix(f"{one:016x}", 64) for one in PROMPT.hashes)
+    prefixes = tuple(HashedPrefix(f"{value:016x}", 64) for value in PROMPT.hashes)
     router = Router(Random(1))
     first = ReplicaReport(state="ready", load=IDLE, updates=(publisher.publish(PrefixDigest(prefixes[:8])),))
     assert router.observe("a", first, 10.0)

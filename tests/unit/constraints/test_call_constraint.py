@@ -18,7 +18,7 @@ LARK = 'start: "<call>" args "</call>"\nargs: %json {"type": "integer", "minimum
 
 def table() -> TokenTable:
     """Return a vocabulary of bytes, an end, and a few words."""
-    pieces = (*(bytes([one]) for one in range(256)), b"<eos>", *WORDS)
+    pieces = (*(bytes([i]) for i in range(256)), b"<eos>", *WORDS)
     return TokenTable(
         pieces=pieces, control_ids=frozenset({256}), eog_ids=frozenset({256}), encode=lambda text: list(text.encode())
     )
@@ -39,9 +39,9 @@ def constraint(*triggers: Any, **options: Any) -> Any:
 def ids(*texts: str) -> list[int]:
     """Return a token for each text that is one, and the bytes of others."""
     return [
-        one
+        item
         for text in texts
-        for one in ([257 + WORDS.index(text.encode())] if text.encode() in WORDS else text.encode())
+        for item in ([257 + WORDS.index(text.encode())] if text.encode() in WORDS else text.encode())
     ]
 
 
@@ -50,7 +50,7 @@ def allowed(made: Any) -> str | None:
     words = np.zeros(TABLE.num_words, dtype=np.uint32)
     if not made.fill_mask(words):
         return None
-    return "".join(chr(one) for one in range(128) if words[one >> 5] >> np.uint32(one & 31) & 1)
+    return "".join(chr(i) for i in range(128) if words[i >> 5] >> np.uint32(i & 31) & 1)
 
 
 @pytest.mark.parametrize(

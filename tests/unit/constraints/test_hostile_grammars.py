@@ -104,7 +104,7 @@ REFUSED: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("options", REFUSED, ids=[str(one)[:40] for one in REFUSED])
+@pytest.mark.parametrize("options", REFUSED, ids=[str(item)[:40] for item in REFUSED])
 def test_what_would_compile_for_long_is_refused_at_once(options: dict[str, Any]) -> None:
     begin = time.monotonic()
     with pytest.raises(GrammarError):
@@ -158,7 +158,7 @@ def test_cached_grammars_are_bounded_by_their_memory(monkeypatch: pytest.MonkeyP
         assert 2 < num_kept < 50
         compiler.matcher(("lark", f'start: "{"a" * 100_000}"', False))  # takes 10 MB
         assert len(compiler._cached) == num_kept
-    assert compiler.num_cached_bytes == sum(one.num_bytes for one in compiler._cached.values())
+    assert compiler.num_cached_bytes == sum(item.num_bytes for item in compiler._cached.values())
     num_compiled = compiler.num_compiled
     with cache_scope("quiet"):
         compiler.matcher(SCHEMA)
@@ -206,7 +206,7 @@ def test_a_compile_delays_no_cached_grammar(monkeypatch: pytest.MonkeyPatch) -> 
             assert cached.result(timeout=5) is not None
         finally:
             go.set()
-        assert all(one.result(timeout=5) for one in waiting)
+        assert all(item.result(timeout=5) for item in waiting)
     assert calls == [("regex", "b", False)]
 
 

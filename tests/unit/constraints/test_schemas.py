@@ -65,8 +65,10 @@ ENFORCED: list[tuple[Any, list[Any], list[Any]]] = [
 @pytest.mark.parametrize(("schema", "valid", "invalid"), ENFORCED)
 def test_what_is_accepted_is_enforced(schema: Any, valid: list[Any], invalid: list[Any]) -> None:
     """Valid values can be written, invalid ones cannot."""
-    tests = [{"data": one, "valid": is_valid} for group, is_valid in ((valid, True), (invalid, False)) for one in group]
-    case = {"schema": schema, "tests": [{"description": str(one["data"]), **one} for one in tests]}
+    tests = [
+        {"data": item, "valid": is_valid} for group, is_valid in ((valid, True), (invalid, False)) for item in group
+    ]
+    case = {"schema": schema, "tests": [{"description": str(test["data"]), **test} for test in tests]}
     assert sort(COMPILER, case) == ("enforced", [])
 
 
@@ -93,7 +95,7 @@ def test_what_is_accepted_is_enforced(schema: Any, valid: list[Any], invalid: li
 )
 def test_what_is_not_enforced_is_refused_by_keyword_and_path(schema: Any, place: str) -> None:
     """With the model's vocabulary, and where only bytes are known."""
-    for refuse in (make, lambda one: check_constraint(SamplingParams(json_schema=one))):
+    for refuse in (make, lambda schema: check_constraint(SamplingParams(json_schema=schema))):
         with pytest.raises(GrammarError, match=f"json_schema: {place}: "):
             refuse(schema)
     assert writes(make({"type": "null"}), "null")

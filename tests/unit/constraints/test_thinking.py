@@ -26,10 +26,10 @@ def make(regex: str | None = '\\{"a":true\\}', **thinking: Any) -> ThinkingConst
 
 def forced_text(constraint: ThinkingConstraint) -> bytes:
     text = b""
-    while (one := constraint.forced_token) is not None:
-        assert allowed(constraint) == {one}
-        constraint.accept(one)
-        text += PIECES[one]
+    while (token_id := constraint.forced_token) is not None:
+        assert allowed(constraint) == {token_id}
+        constraint.accept(token_id)
+        text += PIECES[token_id]
     return text
 
 
@@ -135,7 +135,7 @@ def test_characters_are_never_cut_at_the_budget() -> None:
     found = allowed(constraint)
     assert found is not None
     assert token(b"\x82\xac") in found
-    assert all(0x80 <= PIECES[one][0] < 0xC0 for one in found)
+    assert all(0x80 <= PIECES[item][0] < 0xC0 for item in found)
     take(constraint, b"\x82")
     assert constraint.forced_token is None
     take(constraint, b"\xac")
@@ -151,10 +151,10 @@ def test_a_refused_message_gives_way_to_the_tag_and_that_to_free_thinking() -> N
     constraint.refuse_forced()
     assert constraint.forced_token is None
     assert constraint.is_thinking
-    for one in (constraint, replayed):
-        one.accept(token(b"a"))
-        one.accept(token(b"</think>"))
-        assert not one.is_thinking
+    for item in (constraint, replayed):
+        item.accept(token(b"a"))
+        item.accept(token(b"</think>"))
+        assert not item.is_thinking
 
 
 def test_without_an_inner_constraint_only_the_budget_counts() -> None:
@@ -191,18 +191,18 @@ def test_rollback_and_copies_come_to_the_same_masks(pieces: list[bytes], back: i
     history: list[tuple[int, set[int] | None]] = []
     for piece in pieces:
         may_come = allowed(constraint)
-        one = next(iter(may_come)) if may_come and token(piece) not in may_come else token(piece)
+        token_id = next(iter(may_come)) if may_come and token(piece) not in may_come else token(piece)
         if constraint.is_complete or may_come == {EOS}:
             break
-        history.append((one, may_come))
-        constraint.accept(one)
+        history.append((token_id, may_come))
+        constraint.accept(token_id)
     twin = constraint.copy()
     assert allowed(twin) == allowed(constraint)
     back = min(back, len(history))
     constraint.rollback(back)
-    for one, may_come in history[len(history) - back :]:
+    for token_id, may_come in history[len(history) - back :]:
         assert allowed(constraint) == may_come
-        constraint.accept(one)
+        constraint.accept(token_id)
     assert allowed(constraint) == allowed(twin)
 
 
@@ -286,21 +286,21 @@ def test_white_space_in_the_token_of_the_start_tag_does_not_hide_it() -> None:
     assert constraint.is_thinking
     assert not may_come(begun(0), 256)
     constraint = begun(0)
-    for one in (258, 257, *b"ink"):
-        assert may_come(constraint, one)
-        constraint.accept(one)
+    for item in (258, 257, *b"ink"):
+        assert may_come(constraint, item)
+        constraint.accept(item)
     assert not may_come(constraint, ord(">"))
 
 
 def test_an_end_that_is_refused_half_way_still_counts_what_has_come() -> None:
     """The rest of the tag ends thinking, although it was not forced."""
     constraint = begun(1)
-    for one in (256, ord("x"), *b"</thi"):
-        constraint.accept(one)
+    for item in (256, ord("x"), *b"</thi"):
+        constraint.accept(item)
     constraint.refuse_forced()
-    for one in b"nk>":
+    for item in b"nk>":
         assert constraint.is_thinking
-        constraint.accept(one)
+        constraint.accept(item)
     assert not constraint.is_thinking
 
 

@@ -44,7 +44,7 @@ def test_what_an_engine_does_is_the_same_from_a_thread_and_a_process(kind: str) 
         assert engine.ask_activity().result(LONG_S).slots.num_processing == 0
         channel = start(engine, request_id="mine", tenant="blue")
         first = engine.ask_activity(max_nodes=8).result(LONG_S)
-        (slot,) = [one for one in first.slots if one.is_processing]
+        (slot,) = [slot for slot in first.slots if slot.is_processing]
         assert (slot.request_id, slot.tenant) == ("mine", "blue")
         assert first.ticks
         assert first.trees is not None
@@ -79,7 +79,7 @@ def test_another_worker_begins_another_log() -> None:
         while (after := engine.ask_activity().result(LONG_S)).slots.num_processing == 0:
             assert after.started_s != before.started_s or after.last_number >= before.last_number
         assert after.started_s > before.started_s
-        assert [one.request_id for one in after.slots if one.is_processing] == ["mine"]
+        assert [slot.request_id for slot in after.slots if slot.is_processing] == ["mine"]
         channel.cancel()
     finally:
         engine.close()

@@ -34,7 +34,7 @@ def test_what_names_no_adapters_is_refused(lora: Any) -> None:
 def test_options_get_the_keys_of_the_moment() -> None:
     """A name that was loaded again has another key; scales stay, and options without adapters are the same object."""
     registry = AdapterRegistry(["a", "b"], {"a": "x/a.gguf"})
-    assert [one.path for one in registry.all()] == ["x/a.gguf", ""]
+    assert [entry.path for entry in registry.all()] == ["x/a.gguf", ""]
     plain, both = RequestOptions(tenant="t"), RequestOptions(lora={"b": 0.5, "a": 2.0}, tenant="t")
     assert registry.resolve(plain) is plain
     assert registry.resolve(both) == both
@@ -106,4 +106,4 @@ def test_a_name_is_there_at_any_moment_of_its_replacement() -> None:
     registry.add(LoraAdapter("a", "y", registry.begin("a", in_place=True)))
     ((key, _),) = registry.resolve(options).lora
     assert key != "a" and name_of(key) == "a"
-    assert [one.name for one in registry.all()] == ["a", "b"]
+    assert [entry.name for entry in registry.all()] == ["a", "b"]

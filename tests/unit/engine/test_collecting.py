@@ -61,7 +61,7 @@ def test_a_list_has_as_many_open_requests_as_the_engine_takes(run: Run) -> None:
     with Running(max_requests=2) as running:
         engine = FewPlaces(running, when_full="refuse")
         outcomes = run(engine, [f"prompt {index}" for index in range(20)])
-    assert [type(one) for one in outcomes] == [Completion] * 20
+    assert [type(outcome) for outcome in outcomes] == [Completion] * 20
     assert running.inbox.num_refused == 0
 
 
@@ -76,8 +76,8 @@ def test_a_list_waits_for_the_requests_of_others(run: Run) -> None:
         threading.Timer(0.1, running.backend.gate.set).start()
         outcomes = run(FewPlaces(running), ["a", "b", "c"])
         assert all(channel.is_finished for channel in others)
-    assert [type(one) for one in refused] == [QueueFull] * 3
-    assert [type(one) for one in outcomes] == [Completion] * 3
+    assert [type(item) for item in refused] == [QueueFull] * 3
+    assert [type(outcome) for outcome in outcomes] == [Completion] * 3
 
 
 def ended_with(*errors: PacelineError | None) -> StreamChannel:

@@ -70,10 +70,10 @@ def test_a_prompt_is_scored_without_generating(kind: str) -> None:
     outcome = world.submit("some prompt", max_tokens=0, prompt_logprobs=2, n=2)
     world.run()
     world.check_done()
-    scored = [one for chunk in outcome.of_choice(0) for one in chunk.prompt_logprobs]
+    scored = [token for chunk in outcome.of_choice(0) for token in chunk.prompt_logprobs]
     assert len(scored) == len("some prompt") - 1
-    assert all(len(one.token_ids) == 2 for one in scored)
-    assert not [one for chunk in outcome.of_choice(1) for one in chunk.prompt_logprobs]
+    assert all(len(completion.token_ids) == 2 for completion in scored)
+    assert not [token for chunk in outcome.of_choice(1) for token in chunk.prompt_logprobs]
     assert outcome.token_ids(0) == outcome.token_ids(1) == []
 
 
@@ -435,7 +435,7 @@ def test_pressure_takes_the_least_important_and_youngest() -> None:
     young = world.submit("new", max_tokens=9, ignore_eos=True)
     world.run()
     world.check_done()
-    ended = sorted((low, old, young), key=lambda one: one.last().usage.decode_s + one.last().usage.ttft_s)  # type: ignore[union-attr,operator]
+    ended = sorted((low, old, young), key=lambda item: item.last().usage.decode_s + item.last().usage.ttft_s)  # type: ignore[union-attr,operator]
     assert ended[-1] is low
     assert ended[0] is old
 
@@ -516,7 +516,10 @@ def test_admission_is_first_come_first_served_within_a_priority() -> None:
     order: list[int] = []
 
     def started(outcomes: list[Outcome]) -> list[int]:
-        return [outcomes.index(one) for one in sorted(outcomes, key=lambda one: one.request.progress.started_s or 0)]
+        return [
+            outcomes.index(outcome)
+            for outcome in sorted(outcomes, key=lambda outcome: outcome.request.progress.started_s or 0)
+        ]
 
     low = world.submit("low", priority=-1, max_tokens=2)
     world.clock.advance(11)
@@ -551,12 +554,12 @@ def test_requests_of_all_kinds_share_a_batch() -> None:
         {"max_tokens": 3},
         {"n": 2, "max_tokens": 4},
     ]
-    outcomes = [world.submit("same prompt", **{"max_tokens": 20, **one}) for one in options[:5]]
+    outcomes = [world.submit("same prompt", **{"max_tokens": 20, **option}) for option in options[:5]]
     world.tick()
     assert len(world.scheduler.running) == 5
     world.run()
-    for outcome, one in zip(outcomes, options, strict=False):
-        assert outcome.text() == world.alone("same prompt", **{"max_tokens": 20, **one}).text()
+    for outcome, option in zip(outcomes, options, strict=False):
+        assert outcome.text() == world.alone("same prompt", **{"max_tokens": 20, **option}).text()
 
 
 def test_adapters_take_turns_and_no_request_starves() -> None:
@@ -622,7 +625,7 @@ def test_metrics_account_for_every_request() -> None:
     snapshot = world.metrics.snapshot()
     assert (snapshot.cancelled, snapshot.failed) == (1, 1)
     assert snapshot.submitted == 8
-    assert snapshot.resident == len({one.request.key for one in world.scheduler.running})
+    assert snapshot.resident == len({sequence.request.key for sequence in world.scheduler.running})
     world.run()
     world.check_done()
     assert world.metrics.snapshot().completed == 6

@@ -119,7 +119,7 @@ def test_closing_ends_the_threads(encoder: Encoder) -> None:
     encoder.queue.put(2, "b", math.inf, 2)
     encoder.wait_for(lambda: encoder.begun == ["a"])
     names = ("paceline-watching", "paceline-encoding")
-    threads = [one for one in set(threading.enumerate()) - before if one.name in names]
+    threads = [entry for entry in set(threading.enumerate()) - before if entry.name in names]
     assert len(threads) == 2
     encoder.queue.close()
     encoder.may_go.set()
@@ -172,7 +172,7 @@ def test_what_was_encoded_or_given_up_is_not_kept(encoder: Encoder) -> None:
             return self.name
 
     jobs = [Job("encoded"), Job("late"), Job("cancelled")]
-    alive = [weakref.ref(one) for one in jobs]
+    alive = [weakref.ref(job) for job in jobs]
     for key, deadline_s in enumerate((math.inf, CLOCK.now() + 0.01, math.inf)):
         encoder.queue.put(key, jobs.pop(0), deadline_s, key)  # type: ignore[arg-type]
     encoder.wait_for(lambda: bool(encoder.ended))
@@ -181,8 +181,8 @@ def test_what_was_encoded_or_given_up_is_not_kept(encoder: Encoder) -> None:
     encoder.wait_for(lambda: len(encoder.ended) == 3)
     encoder.begun.clear()
     end_s = CLOCK.now() + 20
-    while any(one() is not None for one in alive):
-        assert CLOCK.now() < end_s, [str(one()) for one in alive]
+    while any(ref() is not None for ref in alive):
+        assert CLOCK.now() < end_s, [str(ref()) for ref in alive]
         time.sleep(0.001)
 
 

@@ -72,15 +72,15 @@ def test_a_pass_that_succeeds_is_made_once() -> None:
     backend, rows, num_passes = ran(lambda names: None, 5)
     assert backend.calls == [[0, 1, 2, 3, 4]]
     assert num_passes == 1
-    assert [one.token_ids for one in rows] == [(0,), (1,), (2,), (3,), (4,)]
+    assert [row.token_ids for row in rows] == [(0,), (1,), (2,), (3,), (4,)]
 
 
 @pytest.mark.parametrize("bad", [(0,), (4,), (7,), (0, 7), (2, 3), tuple(range(8))])
 def test_each_culprit_is_found_and_only_culprits_fail(bad: tuple[int, ...]) -> None:
     """Rows come back in their order, sound ones computed exactly once, poisonous ones with their error."""
     backend, rows, num_passes = ran(poison(*bad), 8)
-    assert [isinstance(one.error, DecodeError) and not one.computed for one in rows] == [i in bad for i in range(8)]
-    assert [one.token_ids for index, one in enumerate(rows) if index not in bad] == [
+    assert [isinstance(row.error, DecodeError) and not row.computed for row in rows] == [i in bad for i in range(8)]
+    assert [row.token_ids for index, row in enumerate(rows) if index not in bad] == [
         (index,) for index in range(8) if index not in bad
     ]
     kept = [names for names in backend.calls if not set(names) & set(bad)]
@@ -96,7 +96,7 @@ def test_an_aborted_pass_is_not_tried_again() -> None:
 
     backend, rows, _ = ran(step, 4)
     assert len(backend.calls) == 1
-    assert all(isinstance(one.error, Aborted) and not one.computed for one in rows)
+    assert all(isinstance(row.error, Aborted) and not row.computed for row in rows)
 
 
 def test_too_little_memory_for_all_is_enough_for_some() -> None:
@@ -109,7 +109,7 @@ def test_too_little_memory_for_all_is_enough_for_some() -> None:
         free[0] -= len(names)
 
     _, rows, _ = ran(step, 8)
-    assert [one.computed for one in rows] == [True] * 5 + [False] * 3
+    assert [row.computed for row in rows] == [True] * 5 + [False] * 3
 
 
 def test_a_foreign_error_is_carried() -> None:
@@ -147,12 +147,12 @@ def test_a_copy_that_fails_is_its_sequences_alone() -> None:
     plan = StepPlan([Copy(1, 9, 7)], [row(0), row(1, 9), row(2)])
     output = Executor(backend, ManualClock()).run(plan)  # type: ignore[arg-type]
     assert backend.calls[-1] == [0, 2]
-    assert [one.computed for one in output.rows] == [True, False, True]
+    assert [row.computed for row in output.rows] == [True, False, True]
     assert str(output.rows[1].error) == "RuntimeError: no copy"
     assert output.transfers is not None
     assert output.transfers.failed_seq_ids == {9}
     alone = Executor(backend, ManualClock()).run(StepPlan([Copy(1, 9, 7)], [row(1, 9)]))  # type: ignore[arg-type]
-    assert [one.computed for one in alone.rows] == [False]
+    assert [row.computed for row in alone.rows] == [False]
     assert alone.num_passes == 0
 
 
@@ -186,7 +186,7 @@ def test_a_save_that_fails_is_logged_once_and_the_pass_goes_on(caplog: pytest.Lo
         output = executor.run(StepPlan([*saves], [row(0)]))
         assert output.transfers is not None
         assert [data for _, data in output.transfers.saved] == ["saved"]
-        assert [one.computed for one in output.rows] == [True]
+        assert [row.computed for row in output.rows] == [True]
     (record,) = caplog.records
     assert (record.name, record.levelname) == ("paceline.engine", "WARNING")
     assert "5 tokens could not be saved" in record.message and "no memory" in caplog.text

@@ -182,13 +182,13 @@ def test_replies_go_out_with_the_tick_that_they_are_of() -> None:
     worker.hear(messages.EngineRequest(1, [[65, 66]], {"max_tokens": 9}, {}, 0.0, states=[None]))
     worker.sink.answer(activity.call(21, (0, None)), 0.0)
     worker.sink.deliver(worker.engine.tick())
-    assert [type(one) for one in worker.link.writes[-1]] == [messages.Happened, Reply]
+    assert [type(write) for write in worker.link.writes[-1]] == [messages.Happened, Reply]
     reply = worker.link.writes[-1][1]
     assert isinstance(reply, Reply)
     assert (reply.number, activity.result(reply).slots.num_processing) == (21, 1)
     worker.sink.answer(activity.call(22, (0, None)), 1e9)
     worker.sink.deliver(worker.engine.tick())
-    assert [type(one) for one in worker.link.writes[-1]] == [messages.Happened]
+    assert [type(write) for write in worker.link.writes[-1]] == [messages.Happened]
     worker.sink.end_all(DecodeError("the device is gone"))
     assert worker.link.received[-1] == Reply(22)
     worker.close()
@@ -204,7 +204,7 @@ def test_a_question_that_cannot_be_replied_to_learns_so(monkeypatch: pytest.Monk
     with monkeypatch.context() as patch:
         patch.setattr(activity, "reply", NoMemory(activity.reply))
         worker.sink.deliver(tick())
-    assert [type(one) for one in worker.link.writes[-1]] == [messages.Happened, Reply]
+    assert [type(write) for write in worker.link.writes[-1]] == [messages.Happened, Reply]
     assert worker.link.writes[-1][1] == Reply(21)
     worker.sink.answer(activity.call(22, (0, None)), 0.0)
     with monkeypatch.context() as patch:
@@ -229,7 +229,7 @@ def test_a_worker_reports_the_failure_of_all_requests_but_one_that_cannot_be_enc
     with monkeypatch.context() as patch:
         patch.setattr(worker.link, "send", NoMemory(worker.link.send, 1))
         worker.sink.end_all(DecodeError("the device is gone"))
-    (failed,) = [[part.key for one in worker.link.received for part in one.events]]  # type: ignore[union-attr]
+    (failed,) = [[part.key for message in worker.link.received for part in message.events]]  # type: ignore[union-attr]
     assert sorted(failed) == [1, 2, 3]
     assert worker.inbox.num_open == 0
     worker.close()

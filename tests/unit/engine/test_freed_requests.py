@@ -22,12 +22,12 @@ def live() -> Iterator[Live]:
     gc.collect()
     earlier = _existing()
     gc.disable()
-    yield lambda: [one for one in _existing() if not any(one is other for other in earlier)]
+    yield lambda: [item for item in _existing() if not any(item is other for other in earlier)]
     gc.enable()
 
 
 def _existing() -> list[object]:
-    return [one for one in gc.get_objects() if type(one) in (Request, Sequence)]
+    return [obj for obj in gc.get_objects() if type(obj) in (Request, Sequence)]
 
 
 def run_to_the_end(world: World) -> None:

@@ -246,7 +246,7 @@ def test_requests_wait_in_line_in_order_of_arrival() -> None:
     line = Line()
     inbox, requests = line.inbox, [line.submit() for _ in range(3)]
     assert inbox.take() == [Submit(line.first)]
-    assert (inbox.num_open, [inbox.is_in_line(one.key) for one in requests]) == (1, [True] * 3)
+    assert (inbox.num_open, [inbox.is_in_line(request.key) for request in requests]) == (1, [True] * 3)
     for before, request in itertools.pairwise([line.first, *requests]):
         inbox.started(before.key)
         assert inbox.take() == []
@@ -333,7 +333,7 @@ def test_closing_refuses_the_line() -> None:
     requests = [line.submit(timeout_s=5) for _ in range(2)]
     line.inbox.close()
     assert line.refused == [
-        (one.key, "the engine was shut down and takes no requests; make a new one") for one in requests
+        (request.key, "the engine was shut down and takes no requests; make a new one") for request in requests
     ]
     line.inbox.ended(line.first.key)
     line.inbox.end_overdue_waits(math.inf)

@@ -57,7 +57,7 @@ def test_what_was_learned_is_written_and_read_again(tmp_path: Path) -> None:
         found = contents(LookupCache.parse(path.read_bytes(), "it"))
         assert found[4, 5] == {6: num_before + 1}
         assert found[5, 6, 7] == {8: num_before + 1}
-    assert [one.name for one in tmp_path.iterdir()] == ["dynamic.bin"]
+    assert [path.name for path in tmp_path.iterdir()] == ["dynamic.bin"]
 
 
 def test_what_other_tenants_say_is_neither_written_nor_found(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_files_that_cannot_be_used_are_refused(tmp_path: Path, kind: str, conten
         path.write_bytes(contents_of)
     with pytest.raises(InvalidParams, match=says):
         loaded(**{kind: path})
-    assert [one.read_bytes() for one in tmp_path.iterdir()] == ([] if contents_of is None else [contents_of])
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == ([] if contents_of is None else [contents_of])
 
 
 def test_places_that_no_file_can_be_written_to_are_refused(tmp_path: Path) -> None:
@@ -158,10 +158,10 @@ def test_a_file_keeps_its_permissions_and_a_link_to_it_stays(tmp_path: Path) -> 
         drafter, files = loaded(dynamic=path)
         said(drafter, 1, TEXT)
         files.save()
-    assert [one.stat().st_mode & 0o777 for one in (new, old)] == [0o600, 0o664]
+    assert [item.stat().st_mode & 0o777 for item in (new, old)] == [0o600, 0o664]
     assert link.is_symlink()
     assert new.read_bytes() == old.read_bytes() != b""
-    assert [one.name for one in old.parent.iterdir()] == ["old.bin"]
+    assert [path.name for path in old.parent.iterdir()] == ["old.bin"]
 
 
 def test_where_nothing_was_learned_nothing_is_written(tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_a_file_that_can_no_longer_be_written_stays_as_it_is(
         files.save()
     assert "what was learned is lost: [Errno 28] No space left" in caplog.text
     assert path.read_bytes() == before
-    assert [one.name for one in tmp_path.iterdir()] == ["cache.bin"]
+    assert [path.name for path in tmp_path.iterdir()] == ["cache.bin"]
 
 
 def test_no_more_than_the_newest_tokens_are_kept_to_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,12 +76,12 @@ def test_a_loaded_adapter_is_used_by_requests_that_name_it(engine: EngineClient,
     """It is listed, changes the output by its scale, and changes nothing of other requests."""
     plain = generate(engine)[0]
     engine.load_lora("a", files[0])
-    assert [(one.name, one.path) for one in engine.loras()] == [("a", files[0])]
+    assert [(adapter.name, adapter.path) for adapter in engine.loras()] == [("a", files[0])]
     adapted = generate(engine, lora={"a": 1.0})[0]
     assert len({tuple(plain), tuple(adapted), tuple(generate(engine, lora={"a": 0.5})[0])}) == 3
     assert generate(engine)[0] == plain
     engine.load_lora("b", files[1])
-    assert [one.name for one in engine.loras()] == ["a", "b"]
+    assert [adapter.name for adapter in engine.loras()] == ["a", "b"]
     assert generate(engine, lora={"b": 1.0})[0] not in (plain, adapted)
     assert generate(engine, lora={"a": 1.0})[0] == adapted
 
@@ -140,7 +140,7 @@ def test_an_adapter_in_use_is_unloaded_when_its_requests_have_ended(engine: Engi
     assert unloading.is_alive()
     chunks = [first, running.get()]
     running.cancel()
-    tokens = [token for one in chunks if isinstance(one, StreamChunk) for token in one.token_ids]
+    tokens = [token for chunk in chunks if isinstance(chunk, StreamChunk) for token in chunk.token_ids]
     assert tokens[: len(expected)] == expected[: len(tokens)]
     list(running)
     unloading.join(LONG_S)
@@ -155,7 +155,7 @@ def test_an_adapter_whose_requests_do_not_end_in_time_stays(engine: EngineClient
     running.get()
     with pytest.raises(AdapterInUse, match=r"1 requests .* within 0\.05 s"):
         engine.unload_lora("a", timeout_s=0.05)
-    assert [one.name for one in engine.loras()] == ["a"]
+    assert [adapter.name for adapter in engine.loras()] == ["a"]
     assert generate(engine, lora={"a": 1.0})[0]
     running.cancel()
     list(running)
@@ -169,7 +169,7 @@ def test_loading_in_place_leaves_running_requests_their_adapter(engine: EngineCl
     begun = running.get()
     first = generate(engine, lora={"a": 1.0})[0]
     engine.load_lora("a", files[1], in_place=True)
-    assert [(one.name, one.path) for one in engine.loras()] == [("a", files[1])]
+    assert [(adapter.name, adapter.path) for adapter in engine.loras()] == [("a", files[1])]
     second, num_cached = generate(engine, lora={"a": 1.0})
     assert second != first
     assert num_cached == 0
@@ -251,7 +251,7 @@ def test_what_is_no_adapter_is_refused_and_its_name_stays_free(engine: EngineCli
         engine.load_lora("a", files[1])
     with pytest.raises(AdapterError):
         engine.load_lora("a", empty, in_place=True)
-    assert [(one.name, one.path) for one in engine.loras()] == [("a", files[0])]
+    assert [(adapter.name, adapter.path) for adapter in engine.loras()] == [("a", files[0])]
     with pytest.raises(InvalidParams, match="timeout_s"):
         engine.unload_lora("a", timeout_s=-1)
 
@@ -300,7 +300,7 @@ def test_many_loads_and_unloads_beside_requests(engine: EngineClient, files: lis
     for thread in threads:
         thread.join(LONG_S)
     assert not failures
-    assert [one.name for one in engine.loras()] == ["expected"]
+    assert [adapter.name for adapter in engine.loras()] == ["expected"]
 
 
 # ---- a worker that dies

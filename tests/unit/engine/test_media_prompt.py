@@ -43,14 +43,14 @@ def test_images_stand_between_the_tokens_that_come_with_them() -> None:
     image = [1, 2, *[0] * 5, 3, *[0] * 6, 4]
     assert found.ids == [201, *b"abc", *image, 7, 8, *image, *b"d", 202]
     assert found.text_ids == [201, *b"abc", 1, 2, 3, 4, 7, 8, 1, 2, 3, 4, *b"d", 202]
-    assert [(one.start, one.num_cells, one.num_positions, one.is_causal) for one in found.media] == [
+    assert [(item.start, item.num_cells, item.num_positions, item.is_causal) for item in found.media] == [
         (6, 5, 3, False),
         (12, 6, 6, True),
         (23, 5, 3, False),
         (29, 6, 6, True),
     ]
     assert found.attachments == (ONE, OTHER)
-    assert len({one.content_hash for one in found.media}) == 4
+    assert len({item.content_hash for item in found.media}) == 4
     assert found.media[0].content_hash == compose(ONE, "x").media[0].content_hash
 
 
@@ -168,11 +168,11 @@ def test_token_ids_and_segments_with_an_image_are_one_input(texts: Any, is_singl
 def test_items_of_a_request_start_where_its_texts_are_joined() -> None:
     """What was put together is taken as it is, and its length counts its cells."""
     found = to_embed("ab", ["c", ONE, "d"], [5, 6], [OTHER, "e"])
-    assert [len(one) for one in found] == [2, 19, 2, 18]
+    assert [len(item) for item in found] == [2, 19, 2, 18]
     assert to_embed(*found) == found
     request = embedding_request(7, found, "last", RequestOptions())
     assert request.attachments == (ONE, OTHER)
-    assert [one.start for one in request.media] == [2 + 4, 2 + 10, 23 + 3, 23 + 9]
+    assert [item.start for item in request.media] == [2 + 4, 2 + 10, 23 + 3, 23 + 9]
     assert [len(request.media_of(index)) for index in range(4)] == [0, 2, 0, 2]
     assert request.longest_text == 2
     assert request.longest_media_prompt == 19

@@ -178,7 +178,7 @@ def test_what_is_free_need_not_be_known() -> None:
 
     def unknown(choice: MemoryChoice) -> MemoryEstimate:
         estimate = measure(choice)
-        return replace(estimate, devices=tuple(replace(one, free_bytes=None) for one in estimate.devices))
+        return replace(estimate, devices=tuple(replace(device, free_bytes=None) for device in estimate.devices))
 
     assert fit_memory(unknown, WANTED, FIXED).choice == WANTED
 

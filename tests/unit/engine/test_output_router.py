@@ -262,7 +262,7 @@ def test_the_terminal_chunk_comes_once_and_deltas_after_it_are_ignored() -> None
         [Delta(request.key, ending(0, FinishReason.STOP), is_last=True), Delta(request.key, ending(0), is_last=True)]
     )
     door.router.deliver([Delta(request.key, chunk(0, 9)), Released(request.key)])
-    assert [one.finish_reason for one in channel] == [FinishReason.STOP]
+    assert [completion.finish_reason for completion in channel] == [FinishReason.STOP]
 
 
 def test_a_slow_reader_pauses_and_goes_on() -> None:
@@ -330,7 +330,7 @@ def test_end_all_ends_every_stream_and_future_with_the_error() -> None:
     door.router.deliver([Delta(request.key, chunk(0, 1))])
     door.router.end_all(EngineStopped("gone"))
     chunks = list(channel)
-    assert [one.token_ids for one in chunks] == [(1,), ()]
+    assert [chunk.token_ids for chunk in chunks] == [(1,), ()]
     assert chunks[-1].finish_reason is FinishReason.ERROR
     assert isinstance(chunks[-1].error, EngineStopped)
     assert channel.is_released

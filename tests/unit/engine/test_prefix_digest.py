@@ -37,10 +37,10 @@ def num_cached(found: PrefixDigest, prompt: Sequence[int], **options: Any) -> in
     """How many of a prompt's first tokens a router would find."""
     return max(
         (
-            one.num_tokens
-            for one in found.prefixes
-            if one.num_tokens <= len(prompt)
-            and prefix_hash(prompt[: one.num_tokens], RequestOptions(**options)) == one.hash
+            prefix.num_tokens
+            for prefix in found.prefixes
+            if prefix.num_tokens <= len(prompt)
+            and prefix_hash(prompt[: prefix.num_tokens], RequestOptions(**options)) == prefix.hash
         ),
         default=0,
     )
@@ -55,7 +55,7 @@ def test_a_prompt_is_found_up_to_where_cached_ones_branch() -> None:
         world.run()
     found = digest(world)
     assert found.is_complete
-    assert sorted(one.num_tokens for one in found.prefixes) == [50, 90, 90]
+    assert sorted(prefix.num_tokens for prefix in found.prefixes) == [50, 90, 90]
     assert [num_cached(found, prompt) for prompt in (FIRST, SECOND, [*HEAD, 1, 2, 3])] == [90, 90, 50]
     assert num_cached(found, range(30)) == 0
 
@@ -77,7 +77,7 @@ def test_the_number_of_prefixes_is_bounded() -> None:
         world.submit(prompt, max_tokens=1)
         world.run()
     found = digest(world, 1)
-    assert ([one.num_tokens for one in found.prefixes], found.is_complete) == ([50], False)
+    assert ([prefix.num_tokens for prefix in found.prefixes], found.is_complete) == ([50], False)
     assert digest(world, 3).is_complete
 
 
@@ -107,7 +107,7 @@ def test_in_blocks_a_prompt_is_found_to_within_a_block() -> None:
         world.run()
     found = digest(world, block_tokens=16)
     assert found.is_complete
-    assert [one.num_tokens for one in found.prefixes] == [16, 32, 48, 64, 64, 80, 80]
+    assert [prefix.num_tokens for prefix in found.prefixes] == [16, 32, 48, 64, 64, 80, 80]
     assert [num_cached(found, prompt) for prompt in (FIRST, [*FIRST[:70], 1, 2], [*HEAD[:40], 3])] == [80, 64, 32]
 
 
@@ -118,7 +118,7 @@ def test_of_blocks_the_longest_prefixes_are_left_out() -> None:
         world.submit(prompt, max_tokens=1)
         world.run()
     found = digest(world, 5, block_tokens=16)
-    assert ([one.num_tokens for one in found.prefixes], found.is_complete) == ([16, 32, 48, 64, 64], False)
+    assert ([prefix.num_tokens for prefix in found.prefixes], found.is_complete) == ([16, 32, 48, 64, 64], False)
 
 
 @pytest.mark.parametrize("kind", ["sliding_window", "hybrid", "recurrent"])
@@ -127,7 +127,7 @@ def test_where_a_checkpoint_is_needed_blocks_without_one_are_not_cached(kind: st
     world = World(kind=kind, limits={"host_bytes": 2**30}, eos_every=10**9)
     world.submit(FIRST, max_tokens=3)
     world.run()
-    assert [one.num_tokens for one in digest(world, block_tokens=16).prefixes] == [80]
+    assert [prefix.num_tokens for prefix in digest(world, block_tokens=16).prefixes] == [80]
     assert digest(world, block_tokens=1000) == PrefixDigest()
 
 
@@ -147,9 +147,9 @@ def test_what_is_no_token_id_has_no_hash() -> None:
     """Text and bytes are refused, and so is a number that no vocabulary has."""
     with pytest.raises(InvalidType, match="token_ids must be a sequence of token ids, not bytes"):
         prefix_hash(b"1234", RequestOptions())  # type: ignore[arg-type]
-    for one in (-1, 2**31, 1.5):
+    for item in (-1, 2**31, 1.5):
         with pytest.raises(InvalidParams, match=r"token_ids\[1\] must be "):
-            prefix_hash([1, one], RequestOptions())  # type: ignore[list-item]
+            prefix_hash([1, item], RequestOptions())  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("kind", ["sliding_window", "hybrid", "recurrent", "compressed"])
@@ -160,7 +160,7 @@ def test_a_memory_that_cannot_be_cut_has_its_checkpoints(kind: str) -> None:
     world.run()
     found = digest(world)
     assert num_cached(found, FIRST) == 89
-    assert max(one.num_tokens for one in found.prefixes) > 90
+    assert max(prefix.num_tokens for prefix in found.prefixes) > 90
 
 
 def generate(engine: EngineClient, prompt: list[int]) -> None:

@@ -93,7 +93,7 @@ def test_a_prefix_has_its_media(files: StateFiles, tmp_path: Path, adapters: App
     size = files.write("p", ids, ranges, adapters, media)
     found = files.read("p", adapters)
     assert (found[0], found[2]) == (ids, media)
-    assert [(one.start, one.end) for one in found[1]] == [(0, 5), (5, 12)]
+    assert [(part.start, part.end) for part in found[1]] == [(0, 5), (5, 12)]
     with pytest.raises(StateError, match="another model"):
         StateFiles(tmp_path, b"f" * 16, b"another projector").read("p", adapters)
     whole = (tmp_path / "p").read_bytes()

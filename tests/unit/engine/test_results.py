@@ -69,7 +69,7 @@ def test_the_terminal_chunk_ends_every_choice_that_has_not_ended() -> None:
         StreamChunk(index=0, finish_reason=FinishReason.ERROR, error=error),
     ]
     whole = completion_of(chunks, prompt=[1], wants_logprobs=False, wants_prompt_logprobs=False, index=0)
-    assert [(one.text, one.finish_reason, one.error) for one in whole.choices] == [
+    assert [(choice.text, choice.finish_reason, choice.error) for choice in whole.choices] == [
         ("", FinishReason.ERROR, error),
         ("x", FinishReason.ERROR, error),
     ]
@@ -117,4 +117,4 @@ def test_vectors_are_stacked_and_normalised_as_asked() -> None:
 def test_scores_are_best_first_with_their_places() -> None:
     """Of equal ones the earlier stands first."""
     found = scores([[0.5], [2.0], [0.5], [-1.0]])
-    assert [(one.index, one.score) for one in found] == [(1, 2.0), (0, 0.5), (2, 0.5), (3, -1.0)]
+    assert [(score.index, score.score) for score in found] == [(1, 2.0), (0, 0.5), (2, 0.5), (3, -1.0)]

@@ -190,7 +190,7 @@ def test_a_failed_pass_ends_the_culprit_alone() -> None:
         good = [engine.submit(f"sound {index}", max_tokens=15) for index in range(3)]
         channel = engine.router.submit(bad, 0)
         engine.backend.gate.set()
-        assert [text_of(one) for one in good] == alone
+        assert [text_of(item) for item in good] == alone
         *_, last = channel
         assert last.finish_reason is FinishReason.ERROR
         assert isinstance(last.error, DecodeError)

@@ -127,7 +127,8 @@ def test_a_wait_counts_in_the_time_in_the_queue(engine: EngineClient) -> None:
 def ending(chunks: list[StreamChunk]) -> list[Any]:
     """Return what a stream said, without times."""
     return [
-        (one.choice, one.text, one.token_ids, one.finish_reason, type(one.error), one.usage is None) for one in chunks
+        (chunk.choice, chunk.text, chunk.token_ids, chunk.finish_reason, type(chunk.error), chunk.usage is None)
+        for chunk in chunks
     ]
 
 

@@ -19,7 +19,7 @@ def sequences(*prompts: str, n: int = 1) -> tuple[World, list[Sequence]]:
     world = World(limits={"num_slots": 8})
     outcomes = [world.submit(prompt, n=n) for prompt in prompts]
     world.engine._take_commands()
-    return world, [one for outcome in outcomes for one in outcome.request.sequences]
+    return world, [sequence for outcome in outcomes for sequence in outcome.request.sequences]
 
 
 def test_the_lowest_free_id_goes_first() -> None:
@@ -52,8 +52,8 @@ def test_a_waiting_sequence_keeps_its_turn() -> None:
     """A preempted sequence comes before all that arrived later; what is not there is discarded without a word."""
     _, (first, second, third) = sequences("a", "b", "c")
     waiting = WaitingQueue()
-    for one in (third, first):
-        waiting.add(one)
+    for item in (third, first):
+        waiting.add(item)
     waiting.add(second)
     assert list(waiting) == [first, second, third]
     waiting.discard(second)
@@ -65,10 +65,10 @@ def test_iterating_while_it_changes_is_safe() -> None:
     """Admission takes out what it walks over."""
     _, all_of_them = sequences("a", "b", "c")
     waiting = WaitingQueue()
-    for one in all_of_them:
-        waiting.add(one)
-    for one in waiting:
-        waiting.discard(one)
+    for item in all_of_them:
+        waiting.add(item)
+    for item in waiting:
+        waiting.discard(item)
     assert len(waiting) == 0
 
 

@@ -108,10 +108,10 @@ def test_a_load_of_conversations_computes_little_twice(kind: str) -> None:
     known: list[list[int]] = []
     num_new = 0
     for _ in range(4 * len(chats)):
-        chat = chosen.choice([one for one in chats if len(one.turns) < 4])
+        chat = chosen.choice([chat for chat in chats if len(chat.turns) < 4])
         turn = chat.ask(world, text(chosen.randrange(20, 90), chosen.randrange(1000)))
         prompt = turn.request.prompt
-        num_new += len(prompt) - max([num_common(prompt, one) for one in known], default=0)
+        num_new += len(prompt) - max([num_common(prompt, entry) for entry in known], default=0)
         known.append([*prompt, *turn.token_ids()[:-1]])
     num_prefilled = sum(world.recorder.prefilled.values())
     assert num_new <= num_prefilled <= (1.0 if kind == "attention" else 1.15) * num_new

@@ -55,7 +55,7 @@ def test_a_next_turn_that_comes_at_once_finds_the_last_one(kind: str) -> None:
 
 def saved_states(done: list[Any]) -> Counter[int]:
     """How many states were saved after how many tokens."""
-    return Counter(one.num_tokens for one in done if isinstance(one, SaveState))
+    return Counter(item.num_tokens for item in done if isinstance(item, SaveState))
 
 
 @pytest.mark.parametrize("kind", UNCUT)
@@ -65,7 +65,7 @@ def test_a_state_that_is_in_host_memory_is_not_saved_again(kind: str, monkeypatc
     done = operations_of(world, monkeypatch)
     world.ask(text(100), 2, n=4)
     assert saved_states(done) == {99: 1, 101: 1}
-    num_saved = sum(one.end - one.start for one in done if isinstance(one, Save))
+    num_saved = sum(item.end - item.start for item in done if isinstance(item, Save))
     assert num_saved == 0 if kind in WHOLE else num_saved < 101 + 4
     world.ask(text(100), 2)
     assert saved_states(done) == {99: 1, 101: 1}
@@ -82,7 +82,7 @@ def test_a_short_prompt_is_not_worth_a_checkpoint(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "host_bytes"), [*((one, 3600) for one in (*STATES, "compressed")), ("recurrent", 600)]
+    ("kind", "host_bytes"), [*((item, 3600) for item in (*STATES, "compressed")), ("recurrent", 600)]
 )
 def test_checkpoints_keep_to_the_budget(kind: str, host_bytes: int) -> None:
     """Least recently used first; the newest stays."""
@@ -103,7 +103,7 @@ def test_requests_that_begin_alike_wait_for_the_first_and_start_from_its_place(k
     outcomes = [world.begin([*prefix, *text(20, seed)], 4) for seed in range(1, 25)]
     world.run()
     assert sum(world.recorder.prefilled.values()) == 1000 + 24 * 20
-    assert [world.shared(one)[0][0] for one in outcomes[1:]] == [1000] * 23
+    assert [world.shared(outcome)[0][0] for outcome in outcomes[1:]] == [1000] * 23
     world.check_output_as_alone(*outcomes)
     world.check_done()
 
@@ -192,12 +192,12 @@ def test_the_cells_of_a_running_sequence_are_shared_beneath_a_checkpoint(
     num_cells = world.scheduler.kv_cache.num_cells
     again = world.begin(text(600), 20)
     world.tick()
-    assert [type(one) for one in done if not isinstance(one, SaveState)] == [Copy, LoadState]
+    assert [type(item) for item in done if not isinstance(item, SaveState)] == [Copy, LoadState]
     assert world.scheduler.kv_cache.num_cells == num_cells + 2
     world.run()
-    assert not any(isinstance(one, Load) for one in done)
+    assert not any(isinstance(item, Load) for item in done)
     third = world.ask(text(600), 20)
-    assert [one.end - one.start for one in done if isinstance(one, Load)] == [512, 87]
+    assert [item.end - item.start for item in done if isinstance(item, Load)] == [512, 87]
     world.check_output_as_alone(source, again, third)
     world.check_done()
 
@@ -208,11 +208,11 @@ def test_later_turns_save_the_cells_that_are_new(kind: str, monkeypatch: pytest.
     world = Rig(kind=kind)
     done = operations_of(world, monkeypatch)
     first = world.ask(text(100), 10)
-    assert [(one.start, one.end) for one in done if isinstance(one, Save)] == [(0, 99), (99, 109)]
+    assert [(item.start, item.end) for item in done if isinstance(item, Save)] == [(0, 99), (99, 109)]
     done.clear()
     world.ask([*text(100), *first.token_ids(), *text(40, 3)], 10)
-    assert min(one.start for one in done if isinstance(one, Save)) == 109
-    assert sum(one.end - one.start for one in done if isinstance(one, Save)) == 1 + 40 + 9
+    assert min(item.start for item in done if isinstance(item, Save)) == 109
+    assert sum(item.end - item.start for item in done if isinstance(item, Save)) == 1 + 40 + 9
     world.check_done()
 
 
@@ -258,10 +258,10 @@ def test_a_prompt_that_is_paused_or_ends_is_not_waited_for(kind: str) -> None:
     world.tick(2)
     others = [world.begin([*text(600), *text(9, seed)], 5) for seed in (2, 3)]
     world.tick()
-    assert not any(one.is_started for one in others)
+    assert not any(other.is_started for other in others)
     world.cancel(first)
     world.run()
-    assert all(one.terminal is not None for one in others)
+    assert all(other.terminal is not None for other in others)
     num_before = 64 * 3
     assert sum(world.recorder.prefilled.values()) <= num_before + 600 + 2 * 9
     world.check_output_as_alone(*others)

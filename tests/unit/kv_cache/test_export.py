@@ -37,7 +37,7 @@ def finish(world: World, outcome: Outcome) -> None:
 
 
 def hashes(states: list[FakeState]) -> list[int]:
-    return [one for state in states for one in state.hashes]
+    return [value for state in states for value in state.hashes]
 
 
 def computed(token_ids: list[int]) -> list[int]:
@@ -167,15 +167,15 @@ def test_a_prompt_that_parts_within_a_saved_block_is_exported_whole(kind: str, l
     world, elsewhere = Rig(kind=kind, num_cells=8192), Rig(kind=kind)
     prompt, other = text(length), [*text(length)[:parting], *text(90, 9)]
     num_last = 0 if kind == "attention" else 1  # of states the one before the last token goes out
-    for one in (prompt, other):
-        world.ask(one, 3)
+    for item in (prompt, other):
+        world.ask(item, 3)
     world.ask(text(20, 3), 20, cache_prompt=False)  # what is idle goes to host memory meanwhile
     exports = []
-    for one in (other, prompt):
-        key = world.export(one)
+    for item in (other, prompt):
+        key = world.export(item)
         world.run()
         exports.append(exported(world, key))
-        assert hashes(exports[-1]) == computed(one)[: len(one) - num_last]
+        assert hashes(exports[-1]) == computed(item)[: len(item) - num_last]
     elsewhere.bring_in(other, exports[0])
     again = elsewhere.ask(other, 5)
     assert elsewhere.shared(again) == [(len(other) - 1, "host")]

@@ -93,12 +93,12 @@ def test_adapters_come_and_go_among_other_requests(kind: str) -> None:
         lora = {adapter: 1.0} if adapter else {}
         running.append((world.submit(prompt, lora=lora, max_tokens=6, ignore_eos=True), (adapter, prompt)))
         world.tick(chance.randint(0, 6))
-        running = [one for one in running if not _ended(one, expected)]
+        running = [sequence for sequence in running if not _ended(sequence, expected)]
         for adapter in ("one", "two"):
             if chance.random() < 0.3 and not any(key[0] == adapter for _, key in running):
                 detach(world, adapter, 10**6 + number)
     world.run()
-    assert not [one for one in running if not _ended(one, expected)]
+    assert not [sequence for sequence in running if not _ended(sequence, expected)]
     world.check_done()
 
 

@@ -33,7 +33,7 @@ def test_a_prefix_that_host_memory_cannot_hold_leaves_the_device_nevertheless(
     world.begin(prompt)
     world.run()
     assert len(world.scheduler.kv_cache._offloader) == 0
-    assert len([one for one in done if isinstance(one, Save)]) <= 2
+    assert len([item for item in done if isinstance(item, Save)]) <= 2
     assert world.scheduler.kv_cache.host_bytes <= budget * TOKEN_BYTES
     again = world.ask(prompt)
     assert world.computed(again) in ({2 * _PIECE} if budget == 100 else {_PIECE})
@@ -131,11 +131,11 @@ def test_without_host_memory_nothing_is_saved(monkeypatch: pytest.MonkeyPatch) -
     assert world.computed(world.ask(text(100))) == 1
     world.ask(text(100, 1))
     assert world.computed(world.ask(text(100))) == 100
-    assert not any(isinstance(one, (Save, Load)) for one in done)
+    assert not any(isinstance(item, (Save, Load)) for item in done)
     world.check_done()
 
 
-@pytest.mark.parametrize("kind", [one for one in KINDS if one != "recurrent"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "recurrent"])
 def test_what_was_evicted_from_the_device_is_loaded_from_host_memory(kind: str) -> None:
     """A prefix that was offloaded from a full device is loaded, not computed."""
     world = Rig(kind=kind, num_cells=128)
@@ -270,7 +270,7 @@ def test_a_state_that_cannot_be_loaded_is_tried_once(kind: str, monkeypatch: pyt
 
     monkeypatch.setattr(world.backend, "load_state", fail)
     outcomes = [world.ask(text(300), 3) for _ in range(3)]
-    assert [world.computed(one) for one in outcomes] == [300 + 2, 1 + 2, 1 + 2]
+    assert [world.computed(outcome) for outcome in outcomes] == [300 + 2, 1 + 2, 1 + 2]
     assert len(broken) == 2
     world.check_output_as_alone(*outcomes)
     world.check_done()

@@ -31,9 +31,9 @@ def test_idle_prefixes_are_offloaded_in_pieces(monkeypatch: pytest.MonkeyPatch) 
     for _ in range(15):
         before = len(done)
         world.tick()
-        assert sum(one.end - one.start for one in done[before:] if isinstance(one, Save)) <= _PIECE
+        assert sum(item.end - item.start for item in done[before:] if isinstance(item, Save)) <= _PIECE
     assert runner.terminal is None
-    saves = [(one.start, one.end) for one in done if isinstance(one, Save)]
+    saves = [(item.start, item.end) for item in done if isinstance(item, Save)]
     assert saves == [(0, _PIECE), (_PIECE, 2 * _PIECE), (2 * _PIECE, 2 * _PIECE + 76)]
     assert len(world.scheduler.kv_cache._offloader) == 0
     assert world.scheduler.kv_cache.host_bytes == TOKEN_BYTES * len(prompt)
@@ -163,7 +163,7 @@ def test_as_many_prefixes_leave_in_a_tick_as_fit_its_share(monkeypatch: pytest.M
     world, runner = many_idle(monkeypatch, [text(100, seed) for seed in range(12)])
     done = operations_of(world, monkeypatch)
     world.tick(2)
-    assert sum(one.end - one.start for one in done if isinstance(one, Save)) >= 2 * _PIECE - 64
+    assert sum(item.end - item.start for item in done if isinstance(item, Save)) >= 2 * _PIECE - 64
     assert len(world.scheduler.kv_cache._offloader) <= 12 - 5
     world.tick(2)
     assert world.scheduler.kv_cache.num_cells <= 256 + runner.request.sequences[0].num_computed_tokens
@@ -182,7 +182,7 @@ def test_what_prefixes_share_is_saved_once(monkeypatch: pytest.MonkeyPatch) -> N
         done = operations_of(world, monkeypatch)
         world.run()
         assert runner.terminal is not None
-        assert sum(one.end - one.start for one in done if isinstance(one, Save)) == length + 4 * 30
+        assert sum(item.end - item.start for item in done if isinstance(item, Save)) == length + 4 * 30
         assert [world.computed(world.ask(prompt)) for prompt in prompts] == [1] * 4
         world.check_done()
 

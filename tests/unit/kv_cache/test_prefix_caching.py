@@ -97,7 +97,7 @@ def test_choices_compute_their_prompt_once(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "num_cells"), [("attention", 2048), ("attention", 700), *((one, 2048) for one in UNCUT)]
+    ("kind", "num_cells"), [("attention", 2048), ("attention", 700), *((item, 2048) for item in UNCUT)]
 )
 def test_every_later_turn_computes_its_new_tokens(kind: str, num_cells: int) -> None:
     """12 conversations of 4 turns on 4 slots: from device or host, all earlier turns are cached."""

@@ -93,7 +93,7 @@ def test_with_many_free_cells_nothing_is_saved_eagerly(monkeypatch: pytest.Monke
         world.begin(text(150, seed), 60)
     world.run()
     assert len(world.scheduler.kv_cache._offloader) == 3
-    assert not any(isinstance(one, Save) for one in done)
+    assert not any(isinstance(item, Save) for item in done)
 
 
 def test_a_request_without_cache_is_not_saved_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,7 @@ def test_a_request_without_cache_is_not_saved_eagerly(monkeypatch: pytest.Monkey
     both = [world.begin(text(250, seed), 100, cache_prompt=False) for seed in range(2)]
     world.run()
     assert world.recorder.num_preempted == 1
-    assert not any(isinstance(one, Save) for one in done)
+    assert not any(isinstance(item, Save) for item in done)
     world.check_output_as_alone(*both)
 
 
@@ -116,7 +116,7 @@ def test_preempted_requests_are_recomputed_where_that_is_faster(saved_token_s: f
     both = [world.begin(text(120, seed), 70) for seed in range(2)]
     world.run()
     assert world.recorder.num_preempted == 1
-    num_again = sum(world.recorder.computed[one.request.key] for one in both) - 2 * (120 + 69)
+    num_again = sum(world.recorder.computed[begin.request.key] for begin in both) - 2 * (120 + 69)
     assert num_again <= 2 if is_saved else num_again > 120
     world.check_output_as_alone(*both)
     world.check_done()
@@ -155,13 +155,13 @@ def test_a_scored_prompt_that_was_preempted_is_scored_to_its_end(kind: str) -> N
     world = Rig(kind=kind, limits={"num_slots": 2, "max_scored": 2})
     outcome = world.begin(text(60), 20, n=2, prompt_logprobs=0)
     world.tick(4)
-    first = next(one for one in world.scheduler.running if one.choice == 0)
+    first = next(sequence for sequence in world.scheduler.running if sequence.choice == 0)
     assert first.is_scoring
     world.scheduler._admission.preempt(world.clock.now())
     if first.slot is not None:  # the sibling it was; now it is this one's turn
         world.scheduler._admission.preempt(world.clock.now())
     world.run()
-    scored = [one for chunk in outcome.of_choice(0) for one in chunk.prompt_logprobs]
+    scored = [token for chunk in outcome.of_choice(0) for token in chunk.prompt_logprobs]
     assert len(scored) == 59
     world.check_output_as_alone(outcome)
     world.check_done()
@@ -184,7 +184,7 @@ def test_sequence_ids_do_not_run_out(num_seq_ids: int) -> None:
     world = Rig(num_seq_ids=num_seq_ids, limits={"num_slots": num_seq_ids - 1})
     outcomes = [world.begin(text(40 + seed % 7, seed // 2 % 23), 1 + seed % 3, n=1 + seed % 2) for seed in range(120)]
     world.run()
-    assert all(one.last(0).finish_reason is FinishReason.LENGTH for one in outcomes)
+    assert all(outcome.last(0).finish_reason is FinishReason.LENGTH for outcome in outcomes)
     sources = Counter(source for _, _, _, source in world.recorder.shared)
     assert {"device", "host"} <= set(sources), sources
     world.check_done()

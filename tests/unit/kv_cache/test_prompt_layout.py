@@ -77,7 +77,7 @@ def test_a_key_is_equal_where_all_but_the_place_is() -> None:
     ]
     for other in others:
         assert set(other.key_tokens()).isdisjoint(item.key_tokens())
-    assert all(-(2**31) <= one < 0 for one in item.key_tokens())
+    assert all(-(2**31) <= key_token < 0 for key_token in item.key_tokens())
     assert len(set(item.key_tokens())) == MIN_SHARED_CELLS
 
 

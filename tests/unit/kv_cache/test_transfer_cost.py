@@ -20,7 +20,11 @@ def load(num_tokens: int) -> Load:
 
 
 def moved(cost: TransferCost, *operations: Save | Load, saving_s: float = 0.0, loading_s: float = 0.0) -> None:
-    saved: Any = [(one, FakeState(0, size=12 * (one.end - one.start))) for one in operations if isinstance(one, Save)]
+    saved: Any = [
+        (operation, FakeState(0, size=12 * (operation.end - operation.start)))
+        for operation in operations
+        if isinstance(operation, Save)
+    ]
     cost.observe(operations, TransferOutput(saved=saved, saving_s=saving_s, loading_s=loading_s))
 
 

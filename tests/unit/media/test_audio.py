@@ -175,12 +175,12 @@ def test_sources_are_equal_where_the_sound_is(tmp_path: Path) -> None:
     encoded = base64.b64encode(WAV).decode()
     same = [Audio(path), Audio(str(path)), Audio(WAV), Audio.from_base64(encoded, "wav"), Audio.from_base64(encoded)]
     same.append(Audio(int16(TONE), 16000))
-    assert len({one.content_hash for one in same}) == 1
+    assert len({item.content_hash for item in same}) == 1
     again = restored(same[0].format, same[0].extent, same[0].data, "")
     assert isinstance(again, Audio)
     assert (again.content_hash, again.extent) == (same[0].content_hash, same[0].extent)
     others = [Audio(TONE, 16000), Audio(int16(TONE), 8000), Audio(FLAC), Audio(int16(tone(pitch=300)), 16000)]
-    assert len({one.content_hash for one in (*others, same[0])}) == 5
+    assert len({item.content_hash for item in (*others, same[0])}) == 5
 
 
 def test_an_array_is_copied() -> None:

@@ -121,7 +121,7 @@ def test_sources_are_equal_where_the_image_is(tmp_path: Path) -> None:
     assert hashes == {Image.from_url(url).content_hash}
     assert Image(PIXELS).content_hash == Image(PIXELS.copy()).content_hash
     others = [Image(PIXELS), Image(PIXELS.reshape(50, 30, 3)), Image(picture(2, 50, 30)), Image(path)]
-    assert len({one.content_hash for one in others}) == 4
+    assert len({other.content_hash for other in others}) == 4
 
 
 def test_an_image_becomes_a_url_again(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ LIMITS = st.builds(ManagerSettings, memory_budget=st.none() | st.integers(1, 30)
 
 
 def fits(num_bytes: int, residents: Models, limits: ManagerSettings) -> bool:
-    taken = sum(one.reserved_bytes for one in residents) + num_bytes
+    taken = sum(model.reserved_bytes for model in residents) + num_bytes
     return (limits.memory_budget is None or taken <= limits.memory_budget) and (
         not limits.max_loaded or len(residents) < limits.max_loaded
     )
@@ -43,7 +43,7 @@ def fits(num_bytes: int, residents: Models, limits: ManagerSettings) -> bool:
 @given(st.integers(0, 12), RESIDENTS, LIMITS, st.booleans())
 def test_a_plan_is_right(num_bytes: int, residents: Models, limits: ManagerSettings, may_interrupt: bool) -> None:
     """It fits, or it fits after the victims are gone; refused is only what cannot fit even then, and none is needless."""
-    if not fits(num_bytes, [one for one in residents if one.room_kind == "pinned"], limits):
+    if not fits(num_bytes, [model for model in residents if model.room_kind == "pinned"], limits):
         with pytest.raises(NotEnoughMemory):
             plan_room(num_bytes, residents, limits, may_interrupt=may_interrupt)
         return
@@ -51,18 +51,18 @@ def test_a_plan_is_right(num_bytes: int, residents: Models, limits: ManagerSetti
     assert (plan == []) == fits(num_bytes, residents, limits)
     allowed = {"idle", "busy"} if may_interrupt else {"idle"}
     victims = plan or []
-    assert all(one.room_kind in allowed for one in victims)
-    staying = [one for one in residents if one.room_kind != "leaving"]
-    can_be_freed = [one for one in staying if one.room_kind in allowed]
+    assert all(victim.room_kind in allowed for victim in victims)
+    staying = [model for model in residents if model.room_kind != "leaving"]
+    can_be_freed = [node for node in staying if node.room_kind in allowed]
     if plan == []:
         return
     if victims:
-        assert fits(num_bytes, [one for one in staying if one not in victims], limits)
+        assert fits(num_bytes, [node for node in staying if node not in victims], limits)
         for kept in victims:
-            assert not fits(num_bytes, [one for one in staying if one not in victims or one is kept], limits)
+            assert not fits(num_bytes, [node for node in staying if node not in victims or node is kept], limits)
     else:
         assert fits(num_bytes, staying, limits) or not fits(
-            num_bytes, [one for one in staying if one not in can_be_freed], limits
+            num_bytes, [node for node in staying if node not in can_be_freed], limits
         )
 
 
@@ -70,12 +70,12 @@ def test_a_plan_is_right(num_bytes: int, residents: Models, limits: ManagerSetti
 def test_relief_evicts_no_more_than_it_must(residents: Models, limits: ManagerSettings) -> None:
     """Idle models alone, the least recently used first, until the rest is within the limits."""
     victims = plan_relief(residents, limits)
-    staying = [one for one in residents if one.room_kind != "leaving"]
-    idle = sorted((one for one in staying if one.room_kind == "idle"), key=lambda one: one.used_s)
+    staying = [model for model in residents if model.room_kind != "leaving"]
+    idle = sorted((node for node in staying if node.room_kind == "idle"), key=lambda item: item.used_s)
     assert victims == idle[: len(victims)]
     for number in range(len(victims) + 1):
-        left = [one for one in staying if one not in victims[:number]]
-        taken = sum(one.reserved_bytes for one in left)
+        left = [node for node in staying if node not in victims[:number]]
+        taken = sum(item.reserved_bytes for item in left)
         is_within = (limits.memory_budget is None or taken <= limits.memory_budget) and (
             not limits.max_loaded or len(left) <= limits.max_loaded
         )

@@ -65,8 +65,8 @@ def test_many_ticks_are_merged_with_their_neighbours() -> None:
     """Nothing is lost: their rows are summed up, the longest one shows."""
     ticks = [tick(number, row(0, 7), elapsed_s=0.02 if number == 3 else 0.008) for number in range(1, 11)]
     shown = tick_members(ticks, "", max_columns=5)
-    assert [one["n"] for one in shown] == [2] * 5
-    assert sum(one["rows"][0][6] for one in shown) == 10
+    assert [tick_member["n"] for tick_member in shown] == [2] * 5
+    assert sum(tick_member["rows"][0][6] for tick_member in shown) == 10
     assert (shown[1]["ms"], shown[1]["longest_ms"]) == (14.0, 20.0)
     assert (shown[0]["t"], shown[0]["end_t"], shown[0]["cells"]) == (0.01, 0.028, 20)
 
@@ -75,7 +75,7 @@ def test_an_embedding_tick_is_not_merged_with_others() -> None:
     """It has texts and tokens in place of rows."""
     embed = tick(2, kind="embed", num_embedded=3, num_embedded_tokens=40)
     shown = tick_members([tick(1, row()), embed, tick(3, row())], "", max_columns=1)
-    assert [one.get("embed") for one in shown] == [None, [3, 40], None]
+    assert [tick_member.get("embed") for tick_member in shown] == [None, [3, 40], None]
     assert shown[1]["rows"] == []
 
 

@@ -152,13 +152,13 @@ def test_a_replayed_trace_makes_the_same_metrics(tmp_path: Path) -> None:
     again = Metrics()
     read_trace(tmp_path / "trace").replay(again)
     again.check()
-    for one, other in zip(live.collect(), again.collect(), strict=True):
-        if isinstance(one.value, (int, float)):
-            assert one == other
+    for completion, other in zip(live.collect(), again.collect(), strict=True):
+        if isinstance(completion.value, (int, float)):
+            assert completion == other
         else:
             assert not isinstance(other.value, (int, float))
-            assert one.value.count == other.value.count > -1
-            assert one.value.sum == pytest.approx(other.value.sum, abs=1e-4)
+            assert completion.value.count == other.value.count > -1
+            assert completion.value.sum == pytest.approx(other.value.sum, abs=1e-4)
 
 
 def test_a_text_file_of_the_caller_s_stays_open() -> None:

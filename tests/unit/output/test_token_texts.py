@@ -20,7 +20,7 @@ def test_texts_are_made_once_each_when_first_needed() -> None:
 
     texts = TokenTexts(Counted([b"a", "\u00e9".encode(), b"\xc3"]))
     assert Counted.asked == 0
-    assert [texts[one] for one in (1, 2, 1, 2)] == ["\u00e9", None, "\u00e9", None]
+    assert [texts[case] for case in (1, 2, 1, 2)] == ["\u00e9", None, "\u00e9", None]
     assert Counted.asked == 2
     with pytest.raises(IndexError):
         texts[3]

@@ -23,7 +23,7 @@ def documents(name: str) -> list[dict[str, Any]]:
 def test_the_configuration_is_one() -> None:
     """cluster.toml has two models, of which one grows."""
     config = read_cluster_config(EXAMPLES / "cluster.toml")
-    assert [(one.name, one.replicas.min, one.replicas.max) for one in config.models] == [
+    assert [(model.name, model.replicas.min, model.replicas.max) for model in config.models] == [
         ("stories", 1, 4),
         ("tales", 1, 1),
     ]
@@ -53,7 +53,7 @@ def test_the_kuberay_manifest_names_the_builder_and_mounts_its_configuration() -
     (application,) = served["applications"]
     module, _, function = application["import_path"].partition(":")
     source = Path(paceline.ray_serve.__path__[0]) / f"{module.rpartition('.')[2]}.py"
-    names = {one.name for one in ast.parse(source.read_text()).body if isinstance(one, ast.FunctionDef)}
+    names = {entry.name for entry in ast.parse(source.read_text()).body if isinstance(entry, ast.FunctionDef)}
     assert function in names
     assert application["args"].keys() == {"config", "revision"}
     path = Path(application["args"]["config"])
@@ -65,8 +65,8 @@ def test_the_kuberay_manifest_names_the_builder_and_mounts_its_configuration() -
     cluster = service["spec"]["rayClusterConfig"]
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
         pod = group["template"]["spec"]
-        assert [one["mountPath"] for one in pod["containers"][0]["volumeMounts"]] == [str(path.parent)]
-        assert [one["configMap"]["name"] for one in pod["volumes"]] == [config_map["metadata"]["name"]]
+        assert [volumemount["mountPath"] for volumemount in pod["containers"][0]["volumeMounts"]] == [str(path.parent)]
+        assert [volume["configMap"]["name"] for volume in pod["volumes"]] == [config_map["metadata"]["name"]]
 
 
 def test_the_image_has_the_extra() -> None:

@@ -93,7 +93,7 @@ def pending(*args: Any) -> Any:
 
 
 def names(ranks: list[list[Any]]) -> list[list[str]]:
-    return [[one.replica_id.unique_id for one in rank] for rank in ranks]
+    return [[item.replica_id.unique_id for item in rank] for rank in ranks]
 
 
 def test_the_replica_that_has_the_prompt_comes_first() -> None:

@@ -30,11 +30,11 @@ def replies(world: World) -> list[EngineActivity]:
     events = world.engine.tick()
     world.take([event for event in events if not isinstance(event, Answered)])
     found = [event.result for event in events if isinstance(event, Answered)]
-    return [one for one in found if isinstance(one, EngineActivity)]
+    return [item for item in found if isinstance(item, EngineActivity)]
 
 
 def what(marks: tuple[Mark, ...]) -> list[tuple[str, int | None]]:
-    return [(one.what, one.slot) for one in marks]
+    return [(mark.what, mark.slot) for mark in marks]
 
 
 def test_nothing_is_recorded_before_someone_asks() -> None:
@@ -48,7 +48,7 @@ def test_nothing_is_recorded_before_someone_asks() -> None:
     assert first.slots.num_processing == 1
     world.tick(3)
     second = observe(world, first.last_number)
-    assert [one.record.index for one in second.ticks] == [7, 8, 9, 10]
+    assert [tick.record.index for tick in second.ticks] == [7, 8, 9, 10]
     assert observe(world, second.last_number).ticks[0].number == second.last_number + 1
 
 
@@ -117,8 +117,8 @@ def test_marks_say_what_happened_to_each_sequence() -> None:
     world.run()
     marks = observe(world).marks
     assert what(marks) == [("cancelled", None), ("started", 0), ("ended", 0)]
-    assert [one.reason for one in marks] == [FinishReason.CANCELLED, None, FinishReason.LENGTH]
-    assert [one.number for one in marks] == sorted({one.number for one in marks})
+    assert [mark.reason for mark in marks] == [FinishReason.CANCELLED, None, FinishReason.LENGTH]
+    assert [mark.number for mark in marks] == sorted({mark.number for mark in marks})
 
 
 def test_a_preempted_sequence_is_marked_and_waits() -> None:
@@ -133,7 +133,7 @@ def test_a_preempted_sequence_is_marked_and_waits() -> None:
     assert ("preempted", 1) in what(observe(world).marks)
     while observe(world).waiting:
         assert world.num_ticks < 200
-    (slot,) = [one for one in observe(world).slots if one.is_processing]
+    (slot,) = [slot for slot in observe(world).slots if slot.is_processing]
     assert slot.num_preempted == 1
 
 
@@ -166,13 +166,13 @@ def test_rows_of_ticks_and_slots_have_their_tenants() -> None:
     world.submit("abc", max_tokens=None, tenant="blue")
     found = observe(world)
     assert found.ticks[-1].tenants == ("", "blue")
-    assert [one.tenant for one in found.slots if one.is_processing] == ["", "blue"]
+    assert [slot.tenant for slot in found.slots if slot.is_processing] == ["", "blue"]
 
 
 def trees(world: World, max_nodes: int = 100) -> dict[str, Any]:
     found = observe(world, max_nodes=max_nodes).trees
     assert found is not None
-    return {one.tenant: one for one in found}
+    return {tree.tenant: tree for tree in found}
 
 
 def test_the_tree_shows_which_sequences_share_a_prefix() -> None:

@@ -90,14 +90,14 @@ def test_an_encoding_that_failed_ends_its_request_alone() -> None:
     world = World()
     requests = [pictured(3, 4, media={1: 1}) for _ in range(3)]
     requests[1].embeddings = InvalidParams("image 0 is damaged")
-    for number, one in enumerate(requests):
-        one.key = 100 + number
-        world.embedding_requests[one.key] = one
-        world.commands.queue.append(Submit(one))
+    for number, request in enumerate(requests):
+        request.key = 100 + number
+        world.embedding_requests[request.key] = request
+        world.commands.queue.append(Submit(request))
     text = world.submit_embedding(["text"])
     world.run()
-    errors = [world.embedded[one.key].error for one in requests]
-    assert [type(one) for one in errors] == [type(None), InvalidParams, type(None)]
+    errors = [world.embedded[request.key].error for request in requests]
+    assert [type(error) for error in errors] == [type(None), InvalidParams, type(None)]
     assert world.embedded[100].vectors == world.embedded[102].vectors
     assert world.embedded[100].vectors[0] != world.embedded[100].vectors[1]
     assert world.embedded[text].error is None

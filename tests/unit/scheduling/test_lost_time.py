@@ -88,7 +88,7 @@ def test_a_strategy_sees_what_the_passes_lost() -> None:
     assert set(shares(strategy.views)) == {0.0}
     begin = len(strategy.views)
     world.submit("x" * 300, max_tokens=200, ignore_eos=True)
-    while not all(one.is_decoding for one in world.scheduler.running) or len(world.scheduler.running) < 2:
+    while not all(sequence.is_decoding for sequence in world.scheduler.running) or len(world.scheduler.running) < 2:
         world.tick()
     world.tick(10)
     found = shares(strategy.views[begin:])

@@ -178,7 +178,7 @@ def test_a_conversation_about_a_picture_goes_on() -> None:
     first = world.ask(TEXT, CAT, "what?", max_tokens=20)
     world.run()
     said = bytes(first.drawn()).decode("latin-1")
-    said = said if said.isascii() else "".join(one for one in said if one.isascii())
+    said = said if said.isascii() else "".join(item for item in said if item.isascii())
     prompt = prompt_of(TEXT, CAT, "what?")
     ids = [*prompt["prompt"], *first.drawn(), *b"and then?"]
     second = world.submit(ids, media=prompt["media"], max_tokens=4, ignore_eos=True)
@@ -271,7 +271,9 @@ def test_a_victim_within_an_item_is_saved_up_to_it() -> None:
             world.tick()
         (sequence,) = victim.request.sequences
         cache._offloader.offload_eagerly(sequence, cache._running[sequence], 1000, 1)
-        saves.append([(one.start, one.end) for one in cache._cells.operations if isinstance(one, Save)])
+        saves.append(
+            [(operation.start, operation.end) for operation in cache._cells.operations if isinstance(operation, Save)]
+        )
         world.tick()
     assert world.num_computed(victim) < 72 + 300
     assert saves == [[(0, 72)], []]
@@ -285,8 +287,8 @@ def test_ranges_that_end_within_an_item_are_saved_around_it() -> None:
     (item,) = prompt_of("x" * 10, Picture("large", 20, 5), "x" * 10)["media"]
     saver = RangeSaver(seq_id=0, namespace=(), tokens=b"", layout=PromptLayout([item]))
     saves = saver.next_saves([(0, 11), (11, 40)], 1000)
-    assert [(one.start, one.end) for one in saves] == [(0, 10), (10, 40)]
-    assert all(one.layout is saver.layout for one in saves)
+    assert [(save.start, save.end) for save in saves] == [(0, 10), (10, 40)]
+    assert all(save.layout is saver.layout for save in saves)
 
 
 @pytest.mark.parametrize("kind", KINDS)

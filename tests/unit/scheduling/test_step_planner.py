@@ -103,4 +103,4 @@ def test_the_last_token_of_a_shared_prompt_comes_alone() -> None:
     first = outcome.request.sequences[0]
     assert (first.num_computed_tokens, outcome.token_ids()) == (9, [])
     world.tick()
-    assert [one.num_computed_tokens for one in outcome.request.sequences] == [10, 10, 10]
+    assert [sequence.num_computed_tokens for sequence in outcome.request.sequences] == [10, 10, 10]

@@ -211,7 +211,7 @@ def test_paced_counts_the_cells_that_the_prompt_itself_takes() -> None:
 def test_paced_gives_prompts_their_share_of_the_time_where_decoding_alone_is_too_slow() -> None:
     """With 300 decoders, 310 ms alone, a tick takes a second, whatever the target; another share makes it another time."""
     decoders = [decoder(key) for key in range(300)]
-    shares = planned(Paced(), 2048, *decoders, *(prompt(300 + one, 400) for one in range(3)))
+    shares = planned(Paced(), 2048, *decoders, *(prompt(300 + i, 400) for i in range(3)))
     assert sum(shares.values()) == 300 + 688
     assert planned(Paced(prefill_share=0.5), 2048, *decoders, prompt(300, 1000))[300] == 308
     assert planned(Paced(prefill_share=0.2), 2048, *decoders, prompt(300, 1000))[300] == 76
@@ -221,7 +221,7 @@ def test_paced_gives_prompts_their_share_of_the_time_where_decoding_alone_is_too
 def test_paced_gives_prompts_half_of_the_time_where_decoding_alone_takes_long_ticks() -> None:
     """With 600 decoders, 610 ms alone, a tick takes twice that, which is beyond `max_tick_s`."""
     decoders = [decoder(key) for key in range(600)]
-    shares = planned(Paced(), 2048, *decoders, *(prompt(600 + one, 400) for one in range(3)))
+    shares = planned(Paced(), 2048, *decoders, *(prompt(600 + i, 400) for i in range(3)))
     assert sum(shares.values()) == 600 + 608
 
 

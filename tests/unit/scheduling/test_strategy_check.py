@@ -163,10 +163,10 @@ class Ordered:
 @pytest.mark.parametrize(
     "key",
     [
-        pytest.param(lambda one: -one.order, id="newest first"),
-        pytest.param(lambda one: (-one.priority, one.order), id="strictly by priority"),
-        pytest.param(lambda one: (not one.is_decoding, one.num_uncomputed_tokens, -one.order), id="shortest first"),
-        pytest.param(lambda one: one.key % 5, id="by key"),
+        pytest.param(lambda seq: -seq.order, id="newest first"),
+        pytest.param(lambda seq: (-seq.priority, seq.order), id="strictly by priority"),
+        pytest.param(lambda seq: (not seq.is_decoding, seq.num_uncomputed_tokens, -seq.order), id="shortest first"),
+        pytest.param(lambda seq: seq.key % 5, id="by key"),
     ],
 )
 def test_a_strategy_that_starves_a_sequence_is_found(key: Callable[[Any], Any]) -> None:
@@ -177,7 +177,7 @@ def test_a_strategy_that_starves_a_sequence_is_found(key: Callable[[Any], Any]) 
 
 def test_first_come_first_served_starves_no_sequence() -> None:
     """The plainest fair order passes."""
-    check_strategy(Ordered(lambda one: one.order))
+    check_strategy(Ordered(lambda seq: seq.order))
 
 
 def test_what_is_no_strategy_is_refused_as_by_the_engine() -> None:

@@ -68,9 +68,9 @@ def test_without_tenants_priority_and_arrival_decide() -> None:
     """One tenant's requests come by priority, then by arrival, as requests without a tenant do."""
     for tenant in ("", "a"):
         world = World(limits={"num_slots": 1})
-        outcomes = [world.submit("hello", max_tokens=2, tenant=tenant, priority=one) for one in (0, 2, 1, 2)]
+        outcomes = [world.submit("hello", max_tokens=2, tenant=tenant, priority=case) for case in (0, 2, 1, 2)]
         world.run()
-        starts = [one.request.progress.started_s or 0 for one in outcomes]
+        starts = [outcome.request.progress.started_s or 0 for outcome in outcomes]
         assert sorted(range(4), key=lambda index: starts[index]) == [1, 3, 2, 0]
 
 
@@ -81,7 +81,7 @@ def test_the_tenant_with_most_sequences_is_preempted() -> None:
     world.tick()
     other = world.submit("ghijkl", max_tokens=20, ignore_eos=True, tenant="b")
     world.run()
-    preempted = [one.request.sequences[0].num_preempted for one in (*outcomes, other)]
+    preempted = [item.request.sequences[0].num_preempted for item in (*outcomes, other)]
     assert sum(preempted) > 0
     assert preempted[3] == 0
 
@@ -152,9 +152,9 @@ def test_a_tenant_without_a_slot_is_passed_over_at_most_once_by_each_other(
             if not slots.num_free:
                 break
             own = sequence.request.options.tenant
-            num_running = Counter(one.request.options.tenant for one in slots.running)
-            waiting = {one.request.options.tenant for one in queue}
-            assert num_running[own] == min(num_running[one] for one in waiting)
+            num_running = Counter(sequence.request.options.tenant for sequence in slots.running)
+            waiting = {item.request.options.tenant for item in queue}
+            assert num_running[own] == min(num_running[item] for item in waiting)
             queue.take(sequence)
             slots.allocate(sequence, number, float(number))
             turns.pop(own, None)

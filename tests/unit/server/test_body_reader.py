@@ -122,7 +122,7 @@ def test_bodies_that_do_not_fit_together_are_refused_until_others_are_done() -> 
             assert world.budget.free_bytes == 10
         third = await world.begun(b"x" * 10)
         world.gate.set()
-        assert [(await one)["status"] for one in (first, second, third)] == [200] * 3
+        assert [(await item)["status"] for item in (first, second, third)] == [200] * 3
         assert world.budget.free_bytes == 100
 
     asyncio.run(main())

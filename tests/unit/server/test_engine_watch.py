@@ -115,7 +115,7 @@ def test_an_engine_that_ticks_is_asked_ahead() -> None:
         watch.add(viewer)
         await until(lambda: len(viewer.looks) == 4)
         assert engine.delays[0] == 0.0
-        assert all(0.0 < one <= 0.15 for one in engine.delays[1:4])
+        assert all(0.0 < delay <= 0.15 for delay in engine.delays[1:4])
         assert engine.num_stats == 0
         watch.remove(viewer)
 
@@ -155,7 +155,7 @@ def test_an_early_reply_is_followed_by_a_look_when_it_is_due() -> None:
         watch.add(viewer)
         await until(lambda: len(viewer.looks) == 3)
         assert time.monotonic() - began_s > 0.28
-        assert [one > 0 for one in engine.delays] == [False, True, False]
+        assert [delay > 0 for delay in engine.delays] == [False, True, False]
         watch.remove(viewer)
 
     run(steps)
@@ -214,7 +214,7 @@ def test_those_who_join_share_the_look_that_is_on_its_way() -> None:
         assert engine.held is not None
         (asked,) = engine.held
         asked.set_result(engine.activity())
-        await until(lambda: all(one.looks for one in viewers))
+        await until(lambda: all(viewer.looks for viewer in viewers))
         assert len(engine.delays) == 2
         for viewer in viewers:
             watch.remove(viewer)

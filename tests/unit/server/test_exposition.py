@@ -162,8 +162,8 @@ def test_rates_are_those_since_the_last_look() -> None:
     rates = LlamaMetrics()
     world.submit(list(range(40, 60)), max_tokens=20)
     world.run()
-    first = {one.name: one.value for one in rates.samples(world.metrics.snapshot())}
-    second = {one.name: one.value for one in rates.samples(world.metrics.snapshot())}
+    first = {sample.name: sample.value for sample in rates.samples(world.metrics.snapshot())}
+    second = {sample.name: sample.value for sample in rates.samples(world.metrics.snapshot())}
     snapshot = world.metrics.snapshot()
     between = snapshot.histogram("paceline_itl_seconds")
     assert first["llamacpp:predicted_tokens_seconds"] == between.count / between.sum

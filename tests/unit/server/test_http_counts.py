@@ -37,7 +37,7 @@ def serve(app: App, metrics: HttpMetrics, method: str = "GET") -> None:
 
 
 def numbers(metrics: HttpMetrics) -> dict[Any, Any]:
-    return {(one.name, *[value for _, value in one.labels]): one.value for one in metrics.samples()}
+    return {(sample.name, *[value for _, value in sample.labels]): sample.value for sample in metrics.samples()}
 
 
 @pytest.mark.parametrize("kind", [b"text/event-stream; charset=utf-8", b"application/x-ndjson"])

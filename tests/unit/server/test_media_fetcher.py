@@ -159,7 +159,7 @@ def test_addresses_that_are_not_public_are_never_connected_to(addresses: list[st
     web.addresses["images.example"] = addresses
     message = web.why(URL)
     assert "has no public address" in message
-    assert not any(one in message for one in addresses)
+    assert not any(address in message for address in addresses)
     assert web.requests == []
 
 
@@ -272,7 +272,7 @@ def test_what_comes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "within 0.05 seconds" in web.why("https://images.example/slow", total=10**9)
     assert "left of the 5000 bytes" in web.why("https://images.example/slow", total=5000)
     found = Web().fetch(URL, "https://images.example/2", total=len(FILE) + 10)
-    assert sorted(isinstance(one, InvalidParams) for one in found.values()) == [False, True]
+    assert sorted(isinstance(item, InvalidParams) for item in found.values()) == [False, True]
     bomb = {"images.example/cat.png": lambda _: served(gzip.compress(FILE), {"content-encoding": "gzip"})}
     assert "is compressed" in Web(bomb).why(URL)
 
@@ -301,7 +301,7 @@ def test_one_request_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(request_media, "REQUEST_TIMEOUT_S", 0.05)
     slow = {f"images.example/{number}": lambda _: httpx.Response(200, stream=Slow()) for number in range(10)}
     found = Web(slow).fetch(*urls, total=10**9)
-    assert all("within 0.05 seconds, with what is fetched before it" in str(one) for one in found.values())
+    assert all("within 0.05 seconds, with what is fetched before it" in str(item) for item in found.values())
 
 
 def test_a_request_does_not_wait_for_others_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,7 +350,7 @@ def test_failures_say_little() -> None:
 def test_one_failure_leaves_the_others() -> None:
     """Each URL has its own outcome."""
     found = Web().fetch(URL, "https://other.example/", "https://b.deep.example/x")
-    assert [isinstance(one, bytes) for one in found.values()] == [True, False, True]
+    assert [isinstance(item, bytes) for item in found.values()] == [True, False, True]
 
 
 class Handler(http.server.BaseHTTPRequestHandler):

@@ -49,7 +49,7 @@ def test_two_requests_at_once_are_one_download(monkeypatch: pytest.MonkeyPatch) 
     async def check() -> None:
         downloads = ModelDownloads(EventFeed(), offline=False, hf_token=None)
         results = await asyncio.gather(*(downloads.start(NAME, reload) for _ in range(2)), return_exceptions=True)
-        refused = [one for one in results if isinstance(one, ApiException)]
+        refused = [result for result in results if isinstance(result, ApiException)]
         assert len(refused) == 1 and refused[0].api_error.code == "model_exists"
         assert downloads.is_running(NAME)
         await downloads.aclose()

@@ -21,13 +21,13 @@ class One:
 def test_only_the_tenants_own_are_cancelled() -> None:
     """All that have the id, and no others."""
     requests, ours, twin, theirs = RequestRegistry(CompletionRate()), One("a", "x"), One("a", "x"), One("a", "y")
-    for one in (ours, twin, theirs):
-        requests.add(one)
+    for item in (ours, twin, theirs):
+        requests.add(item)
     assert requests.count == 3
     assert requests.cancel("a", "x")
     assert not requests.cancel("a", "z")
     assert not requests.cancel("b")
-    assert [one.num_cancels for one in (ours, twin, theirs)] == [1, 1, 0]
+    assert [item.num_cancels for item in (ours, twin, theirs)] == [1, 1, 0]
 
 
 def test_what_was_removed_is_not_found() -> None:
@@ -43,10 +43,10 @@ def test_what_was_removed_is_not_found() -> None:
 def test_all_can_be_cancelled() -> None:
     """The requests of every tenant are cancelled."""
     requests, several = RequestRegistry(CompletionRate()), [One("a"), One("a", "t"), One("b")]
-    for one in several:
-        requests.add(one)
+    for item in several:
+        requests.add(item)
     requests.cancel_all()
-    assert [one.num_cancels for one in several] == [1, 1, 1]
+    assert [item.num_cancels for item in several] == [1, 1, 1]
 
 
 def test_the_completion_rate_counts_every_part_once() -> None:

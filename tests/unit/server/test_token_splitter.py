@@ -30,7 +30,7 @@ def test_each_part_has_its_own_index_and_probability() -> None:
         index=5, choice=2, token_ids=(97, 98), text="ab", logprobs=(TokenLogprobs(-1.0), TokenLogprobs(-2.0))
     )
     parts = TokenSplitter(BYTES).split(chunk)
-    assert [(one.index, one.choice, one.token_ids, one.logprobs[0].own) for one in parts] == [
+    assert [(part.index, part.choice, part.token_ids, part.logprobs[0].own) for part in parts] == [
         (5, 2, (97,), -1.0),
         (6, 2, (98,), -2.0),
     ]

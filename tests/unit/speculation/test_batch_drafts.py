@@ -24,7 +24,7 @@ LONG: dict[str, Any] = {"max_tokens": 30, "ignore_eos": True}
 def test_all_sequences_of_a_tick_are_asked_for_at_once(error_rate: float) -> None:
     """Each gets its own drafts, and the output that it has alone."""
     prompts = ("abc", "xyz", "once upon")
-    oracle = BatchOracle([one for prompt in prompts for one in futures(prompt, **LONG)], error_rate=error_rate)
+    oracle = BatchOracle([future for prompt in prompts for future in futures(prompt, **LONG)], error_rate=error_rate)
     world = speculative(oracle)
     outcomes = [world.submit(prompt, **LONG) for prompt in prompts]
     world.run()
@@ -90,8 +90,8 @@ def test_a_wrong_proposal_of_a_batch_ends_its_own_sequence() -> None:
     outcomes = [world.submit(prompt, **{**LONG, "max_tokens": 3}) for prompt in ("abc", "xyz", "uvw")]
     world.run()
     world.check_done()
-    assert [isinstance(one.last().error, DrafterError) for one in outcomes] == [False, True, False]
-    assert [usage(one).draft_tokens for one in outcomes] == [1, 0, 1]
+    assert [isinstance(outcome.last().error, DrafterError) for outcome in outcomes] == [False, True, False]
+    assert [usage(outcome).draft_tokens for outcome in outcomes] == [1, 0, 1]
 
 
 class LaggingOracle(BatchOracle):
@@ -152,7 +152,7 @@ def test_a_lagging_drafter_that_fails_ends_no_request(
     results: dict[str, Any], words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is logged, the sequences go on without drafts, and later ones have some again once it works."""
-    oracle = LaggingOracle([one for prompt in ("abc", "xyz") for one in futures(prompt, **LONG)], **results)
+    oracle = LaggingOracle([future for prompt in ("abc", "xyz") for future in futures(prompt, **LONG)], **results)
     world = speculative(oracle)
     outcomes = [world.submit(prompt, **LONG) for prompt in ("abc", "xyz")]
     world.run()

@@ -52,7 +52,7 @@ def links(world: World) -> Any:
 @pytest.mark.parametrize("kind", [Oracle, BatchOracle])
 def test_what_the_first_leaves_out_the_second_proposes(error_rate: float, kind: type[Oracle]) -> None:
     """In the same tick, with the output of decoding alone; each hears of all tokens, and takes back its own drafts."""
-    known = [one for prompt in PROMPTS for one in futures(prompt, **LONG)]
+    known = [future for prompt in PROMPTS for future in futures(prompt, **LONG)]
     first, second = Sometimes(known, error_rate=error_rate, seed=1), kind(known, error_rate=error_rate, seed=2)
     world = chained(first, second)
     outcomes = [world.submit(prompt, **LONG) for prompt in PROMPTS]
@@ -96,7 +96,7 @@ def test_a_useless_first_one_soon_leaves_it_to_the_second() -> None:
 
 def test_drafts_of_all_stay_within_room_cells_and_target() -> None:
     """Of the second what the first has left."""
-    known = [one for prompt in PROMPTS for one in futures(prompt, **LONG)]
+    known = [future for prompt in PROMPTS for future in futures(prompt, **LONG)]
     world = chained(Sometimes(known), Oracle(known), limits={"max_drafted": 5})
     rows: list[Any] = []
     step = world.backend.step
@@ -155,7 +155,7 @@ def test_random_chains_say_what_decoding_alone_says() -> None:
         options: dict[str, Any] = source.choice(
             [LONG, {"max_tokens": 30, "stop": ["th", "e"]}, {"max_tokens": 30, "regex": "[a-e ]{3,20}x"}]
         )
-        known = [one for prompt in PROMPTS for one in futures(prompt, **options)]
+        known = [future for prompt in PROMPTS for future in futures(prompt, **options)]
         drafters = [
             source.choice([Oracle, Sometimes, BatchOracle])(known, error_rate=source.choice([0.0, 0.5]), seed=seed)
             for _ in range(3)

@@ -28,14 +28,14 @@ def written(counts: Counts) -> bytes:
 def contents(cache: LookupCache) -> dict[tuple[int, ...], dict[int, int]]:
     found: dict[tuple[int, ...], dict[int, int]] = {}
     for ngram, token, count in zip(cache.ngrams.tolist(), cache.tokens.tolist(), cache.counts.tolist(), strict=True):
-        found.setdefault(tuple(one for one in ngram if one >= 0), {})[token] = count
+        found.setdefault(tuple(item for item in ngram if item >= 0), {})[token] = count
     return found
 
 
 def counted(pieces: Iterable[list[int]]) -> LookupCache:
     """Of sequences all of whose tokens are new, each behind a separator."""
     tokens = [token for piece in pieces for token in (-1, *piece)]
-    return LookupCache.counted(np.array(tokens, np.int32), np.array([one >= 0 for one in tokens]))
+    return LookupCache.counted(np.array(tokens, np.int32), np.array([token >= 0 for token in tokens]))
 
 
 def oracle(pieces: Iterable[list[int]]) -> dict[tuple[int, ...], Counter[int]]:

@@ -200,7 +200,7 @@ def long_future(prompt: list[int], num_tokens: int) -> list[int]:
 def follow(drafter: ModelDrafter, futures: dict[int, list[int]], found: list[list[int]]) -> None:
     """Verify proposals of all keys against what follows, and take it from the futures."""
     for (key, future), drafts in zip(futures.items(), found, strict=True):
-        num_right = next((at for at, one in enumerate(drafts) if one != future[at]), len(drafts))
+        num_right = next((at for at, draft in enumerate(drafts) if draft != future[at]), len(drafts))
         if num_right < len(drafts):
             drafter.rollback(key, len(drafts) - num_right)
         drafter.observe(key, future[: num_right + 1])
@@ -285,7 +285,7 @@ def test_a_prefix_stays_until_a_sequence_has_started_from_it() -> None:
     for key in (2, 3, 4):
         drafter.rollback(key, 1)
     found = drafter.propose_all([(2, 1), (3, 1), (4, 1), (5, 1)])
-    assert [bool(one) for one in found] == [True, True, True, False]
+    assert [bool(item) for item in found] == [True, True, True, False]
     drafter.end(2)
     assert drafter.propose_all([(3, 1), (4, 1), (5, 1)])[2]
     check_drafter(drafter, backend)
@@ -312,7 +312,7 @@ def test_tokens_that_the_draft_model_does_not_have_end_its_drafts() -> None:
     drafter.begin(1, tokens(1, 10))
     drafter.begin(2, [*tokens(1, 10), 201])
     drafter.begin(3, [-5, *tokens(1, 10)])
-    assert [bool(one) for one in drafter.propose_all([(1, 2), (2, 2), (3, 2)])] == [True, False, False]
+    assert [bool(item) for item in drafter.propose_all([(1, 2), (2, 2), (3, 2)])] == [True, False, False]
     drafter.observe(1, [230])
     assert drafter.lag(1) == float("inf")
     assert drafter.propose_all([(1, 2)]) == [[]]

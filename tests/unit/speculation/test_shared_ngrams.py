@@ -73,7 +73,7 @@ def test_hashes_of_many_are_those_of_single_ones() -> None:
         for at in range(len(singles) - 1):
             assert rolled(singles[at], power_of(size), tokens[at], tokens[at + size]) == singles[at + 1]
         for salt in (0, 7, 2**64 - 3):
-            assert mixed_hashes(hashes, salt).tolist() == [mixed(one, salt) for one in singles]
+            assert mixed_hashes(hashes, salt).tolist() == [mixed(single, salt) for single in singles]
     assert window_hashes(np.array([1, 2], np.int32), 3).tolist() == []
 
 
@@ -255,7 +255,7 @@ def test_tables_stay_as_large_as_they_are(index: int) -> None:
         seen(drafter, key, [source.randrange(100_000) for _ in range(20_000)])
         for _ in range(12):
             drafter._learn_some()
-    assert sum(one.nbytes for one in vars(drafter._table).values() if isinstance(one, np.ndarray)) == 2**20
+    assert sum(var.nbytes for var in vars(drafter._table).values() if isinstance(var, np.ndarray)) == 2**20
     for key in range(4):
         seen(drafter, key, LINE)
     assert proposed(drafter, LINE[:20], 4) == LINE[20:24]

@@ -216,7 +216,7 @@ def test_a_stop_within_a_burst_leaves_a_prefix_up_to_where_its_row_began(memory:
     """A state behind the end is no part of it, and what is before can be continued."""
     options: dict[str, Any] = {"max_tokens": 60, "ignore_eos": True}
     (whole,) = futures("abcdefgh" * 3, **options)
-    stop = next(one for index, one in enumerate(whole) if index > 30 and one not in whole[24:index])
+    stop = next(item for index, item in enumerate(whole) if index > 30 and item not in whole[24:index])
     end = whole.index(stop, 24)
     world = speculative(Oracle([whole]), depth=4, **memory)
     outcome = world.submit("abcdefgh" * 3, stop_token_ids=[stop], **options)
@@ -280,7 +280,7 @@ def test_depths_weigh_what_is_computed_again(probability: float, max_rollback: i
             if num_again or not depth:
                 tokens, spent, num_again = tokens + 1, spent + seconds(num_again), 0
                 continue
-            num_right = next((one for one in range(depth) if source.random() >= probability), depth)
+            num_right = next((i for i in range(depth) if source.random() >= probability), depth)
             tokens, spent = tokens + num_right + 1, spent + seconds(depth)
             num_again = 0 if depth - num_right <= max_rollback else num_right + 1
         return tokens / spent
@@ -371,7 +371,7 @@ def test_what_fails_behind_the_end_of_a_text_fails_nothing() -> None:
     """A stop within accepted drafts ends the choice as it does alone; an error before it ends it with the tokens so far."""
     options: dict[str, Any] = {"max_tokens": 30, "ignore_eos": True}
     (whole,) = futures("abc", **options)
-    stop = next(one for index, one in enumerate(whole) if index > 5 and one not in whole[3:index])
+    stop = next(item for index, item in enumerate(whole) if index > 5 and item not in whole[3:index])
     num_before = whole.index(stop, 3) - 3
     for number, reason in ((num_before + 2, FinishReason.STOP), (num_before, FinishReason.ERROR)):
         outcomes = []
@@ -554,7 +554,7 @@ def test_a_request_that_may_have_fewer_drafts_than_are_verified_goes_without() -
     world = speculative(Oracle(futures("abc", **options)), limits={"min_draft": 3})
     outcomes = [world.submit("abc", max_draft=most, **options) for most in (2, 3)]
     world.run()
-    assert [usage(one).draft_tokens > 0 for one in outcomes] == [False, True]
+    assert [usage(outcome).draft_tokens > 0 for outcome in outcomes] == [False, True]
 
 
 def test_max_draft_bounds_a_burst() -> None:
@@ -575,8 +575,8 @@ def test_drafts_take_only_cells_that_are_free() -> None:
     outcomes = [world.submit(text, **options) for text in ("abc", "xyz")]
     world.run()
     assert not preempted
-    for outcome, one in zip(outcomes, asked, strict=True):
-        assert outcome.token_ids() == one[3:]
+    for outcome, item in zip(outcomes, asked, strict=True):
+        assert outcome.token_ids() == item[3:]
 
 
 @pytest.mark.parametrize("drafts", [("x",), (-1,), (258,), (1.5,)])
@@ -608,7 +608,7 @@ def test_an_end_that_raises_is_logged_and_fails_no_request(caplog: pytest.LogCap
         outcome = world.submit("abc", max_tokens=20, ignore_eos=True)
         world.run()
         assert outcome.last().error is None
-        assert [one for one in caplog.messages if "Failing failed to end" in one] == caplog.messages
+        assert [message for message in caplog.messages if "Failing failed to end" in message] == caplog.messages
         assert len(caplog.messages) == number
     world.check_done()
 

@@ -30,8 +30,8 @@ def ratios(world: StreamWorld, plain: StreamWorld, num_rounds: int = 4) -> dict[
     times: dict[int, list[float]] = {1: [0.0, 0.0], 4: [0.0, 0.0], 16: [0.0, 0.0]}
     for seed in range(num_rounds):
         for width, sums in times.items():
-            for index, one in enumerate((plain, world)):
-                sums[index] += 1 / one.tokens_per_s(width, 16 if width == 16 else 2 * width, seed=seed)
+            for index, item in enumerate((plain, world)):
+                sums[index] += 1 / item.tokens_per_s(width, 16 if width == 16 else 2 * width, seed=seed)
     return {width: without / with_drafts for width, (without, with_drafts) in times.items()}
 
 
@@ -52,8 +52,8 @@ def test_sixteen_streams_of_cached_prompts_lose_no_more(acceptance: float) -> No
         world, plain = StreamWorld(acceptance), StreamWorld()
         for width in (1, 4, 16):
             world.tokens_per_s(width, 16 if width == 16 else 2 * width)
-        for one in (world, plain):
-            one.tokens_per_s(16, 16, seed=1)
+        for item in (world, plain):
+            item.tokens_per_s(16, 16, seed=1)
         for _ in range(2):
             with_s += 1 / world.tokens_per_s(16, 16, seed=1, interval_s=interval_s)
             without_s += 1 / plain.tokens_per_s(16, 16, seed=1, interval_s=interval_s)
@@ -303,7 +303,7 @@ def test_what_is_usual_counts_verdicts_and_not_proposals() -> None:
         usual, source = UsualAcceptance(), random.Random(depth)
         sequences = [Acceptance(usual) for _ in range(8)]
         for tick in range(400):
-            num_right = next((one for one in range(depth) if source.random() >= 0.9), depth)
+            num_right = next((i for i in range(depth) if source.random() >= 0.9), depth)
             sequences[tick % 8].observe(depth, num_right)
         assert usual.probability == pytest.approx(0.9, abs=0.06)
         assert Acceptance(usual).probability == usual.probability
@@ -314,10 +314,10 @@ def test_of_many_like_sequences_none_looks_much_better() -> None:
     usual, source = UsualAcceptance(), random.Random(3)
     sequences = [Acceptance(usual) for _ in range(16)]
     for _ in range(12):
-        for one in sequences:
+        for sequence in sequences:
             is_right = source.random() < 0.7
-            one.observe(1, int(is_right))
-    assert max(one.probability for one in sequences) < 0.86
+            sequence.observe(1, int(is_right))
+    assert max(sequence.probability for sequence in sequences) < 0.86
     for _ in range(60):
         sequences[0].observe(1, 1)
         sequences[1].observe(1, 0)

@@ -167,7 +167,7 @@ def test_no_prompts_are_a_batch_that_has_ended() -> None:
 
     async def main() -> None:
         async with AsyncBatchStream(opener([])) as streams:
-            assert [one async for one in streams] == []
+            assert [stream async for stream in streams] == []
 
     assert list(BatchStream([])) == []
     run(main())

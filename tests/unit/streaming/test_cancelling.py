@@ -324,6 +324,6 @@ def test_a_channel_that_is_done_goes_without_the_garbage_collector() -> None:
         assert channel.wait_finished(0)
         watched = [weakref.ref(channel), weakref.ref(sender)]
         del channel, sender
-        assert [one() for one in watched] == [None, None]
+        assert [item() for item in watched] == [None, None]
     finally:
         gc.enable()

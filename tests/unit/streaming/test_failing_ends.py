@@ -70,8 +70,8 @@ def test_a_loop_that_could_not_be_called_once_is_called_the_next_time() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         first, second = StreamChannel.create(), StreamChannel.create()
-        feeds = [one.attach() for one in (first, second)]
-        readers = [asyncio.create_task(one.get_async()) for one in (first, second)]
+        feeds = [item.attach() for item in (first, second)]
+        readers = [asyncio.create_task(item.get_async()) for item in (first, second)]
         while not all(sender._readers.wakers for sender in feeds):
             await asyncio.sleep(0)
         call, loop.call_soon_threadsafe = loop.call_soon_threadsafe, no_memory  # type: ignore[method-assign]

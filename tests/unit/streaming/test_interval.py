@@ -106,9 +106,9 @@ def test_a_bad_interval_is_refused_and_the_old_one_stays(interval: int) -> None:
     """The error names the field; the stream goes on as before."""
     channel = StreamChannel.create()
     sender = channel.attach(interval=2)
-    for one in (channel, Stream(channel)):
+    for item in (channel, Stream(channel)):
         with pytest.raises(InvalidParams, match="interval"):
-            one.interval = interval
+            item.interval = interval
     sender.push(delta(0, 1))
     assert (channel.interval, channel.get(0)) == (2, TIMEOUT)
     sender.push(delta(1, 2))

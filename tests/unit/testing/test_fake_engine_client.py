@@ -55,8 +55,8 @@ def test_it_drafts_with_the_drafter_of_its_config() -> None:
     )
     for _ in range(2):
         texts = [
-            "".join(chunk.text for chunk in one.accept(one.prepare("hello", params, RequestOptions())))
-            for one in (plain, engine)
+            "".join(chunk.text for chunk in item.accept(item.prepare("hello", params, RequestOptions())))
+            for item in (plain, engine)
         ]
         assert texts[0] == texts[1]
     assert engine.limits.max_draft == 4

@@ -39,9 +39,9 @@ def test_a_query_during_shutdown_gets_one_result() -> None:
     for _ in range(3):
         questions.ask(ask.report).add_done_callback(lambda _: late.append(questions.ask(ask.slots)))
     questions.pass_on(cast(WorkerProcess, worker))
-    assert [one.name for one in worker.heard] == ["report"] * 3
+    assert [message.name for message in worker.heard] == ["report"] * 3
     questions.end()
-    assert [one.result(0) for one in late] == [NO_WORKER] * 3
+    assert [item.result(0) for item in late] == [NO_WORKER] * 3
     with pytest.raises(EngineStopped):
         questions.ask(ask.load_prefix, NAMED).result(0)
 
@@ -75,7 +75,7 @@ def test_after_a_death_the_next_worker_loads_again() -> None:
     with pytest.raises(EngineDied):
         saved.result(0)
     questions.pass_on(cast(WorkerProcess, second))
-    assert [one.name for one in second.heard] == ["load_prefix", "erase_prefix"]
+    assert [message.name for message in second.heard] == ["load_prefix", "erase_prefix"]
     questions.take(ask.load_prefix.reply(second.heard[0].number, [1]))
     questions.take(ask.erase_prefix.reply(second.heard[1].number, None))
     assert (loaded.result(0), unsent.result(0)) == ([1], None)
@@ -101,11 +101,11 @@ def test_a_load_of_which_two_workers_died_is_given_up() -> None:
         worker = Listener()
         questions.pass_on(cast(WorkerProcess, worker))
         questions.died(EngineDied("killed"))
-        heard.append([one.name for one in worker.heard])
+        heard.append([message.name for message in worker.heard])
     assert heard == [["load_adapter", "load_prefix", "free_adapter"]] * 2 + [["free_adapter"]]
-    for one in (adapter, saved):
+    for item in (adapter, saved):
         with pytest.raises(EngineDied):
-            one.result(0)
+            item.result(0)
     assert not freed.done()
     assert questions.need_worker
 
@@ -140,12 +140,12 @@ def test_a_question_waits_no_longer_than_its_kind_may() -> None:
         assert questions.next_due_s() == 1000.0 + limit_s
         clock.advance(1000.0 + limit_s - 0.5 - clock.now())
         questions.end_overdue()
-        assert not any(one.done() for one, its_s in limits.items() if its_s >= limit_s)
+        assert not any(limit.done() for limit, its_s in limits.items() if its_s >= limit_s)
         clock.advance(0.5)
         questions.end_overdue()
-        for one in [one for one, its_s in limits.items() if its_s == limit_s]:
+        for item in [limit for limit, its_s in limits.items() if its_s == limit_s]:
             with pytest.raises(WorkerUnresponsive, match=f"no reply within {limit_s:g} s"):
-                one.result(0)
+                item.result(0)
     assert math.isinf(questions.next_due_s())
     questions.take(ask.save_prefix.reply(worker.heard[5].number, 1))  # it comes too late, and nothing happens
 

@@ -108,7 +108,9 @@ def test_many_threads_may_send_at_once() -> None:
     for thread in threads:
         thread.join()
     for name in range(8):
-        assert [one for one in received if one.startswith(b"%d " % name)] == [b"%d %d" % (name, k) for k in range(200)]
+        assert [message for message in received if message.startswith(b"%d " % name)] == [
+            b"%d %d" % (name, k) for k in range(200)
+        ]
     link.close()
     other.close()
 

@@ -117,7 +117,7 @@ def test_messages_come_out_as_they_went_in_however_the_bytes_are_cut(
     sent: list[messages.Up | messages.Down], data: st.DataObject
 ) -> None:
     """Any split of the stream gives the same messages, in order, and nothing is left."""
-    stream = b"".join(framed(messages.encode(one)) for one in sent)
+    stream = b"".join(framed(messages.encode(message)) for message in sent)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=6)))
     reader = FrameReader()
     found = []
@@ -125,8 +125,8 @@ def test_messages_come_out_as_they_went_in_however_the_bytes_are_cut(
         found += reader.feed(stream[begin:end])
     assert not reader._data
     decoded = [
-        (messages.decode_up if isinstance(one, messages.Up) else messages.decode_down)(frame)
-        for one, frame in zip(sent, found, strict=True)
+        (messages.decode_up if isinstance(message, messages.Up) else messages.decode_down)(frame)
+        for message, frame in zip(sent, found, strict=True)
     ]
     assert decoded == sent
 

@@ -56,18 +56,18 @@ def relayed(engine: WorkerEngine, request: messages.EngineRequest) -> list[Reque
 
 
 def drawn(parts: list[RequestEvent]) -> list[int]:
-    return [token for one in parts if isinstance(one, Delta) for token in one.drawn]
+    return [token for part in parts if isinstance(part, Delta) for token in part.drawn]
 
 
 def last(parts: list[RequestEvent]) -> Delta:
-    return next(one for one in parts if isinstance(one, Delta) and one.is_last)
+    return next(part for part in parts if isinstance(part, Delta) and part.is_last)
 
 
 def test_a_request_is_relayed_from_its_beginning_to_its_end(engine: WorkerEngine) -> None:
     """All tokens come, with what happened to the request, and nothing is open then."""
     parts = relayed(engine, message())
     assert len(drawn(parts)) == 12
-    assert any(isinstance(one, Started) and one.progress for one in parts)
+    assert any(isinstance(part, Started) and part.progress for part in parts)
     chunk = last(parts).chunk
     assert chunk is not None and chunk.finish_reason is FinishReason.LENGTH
     assert engine.num_open == 0
@@ -79,7 +79,7 @@ def test_a_request_goes_on_from_what_another_engine_generated(engine: WorkerEngi
     state = GenerationState(token_ids=whole[:7], num_sent=7)
     parts = relayed(engine, message(states=[state]))
     assert drawn(parts) == whole[7:]
-    first = next(one.chunk for one in parts if isinstance(one, Delta) and one.chunk is not None)
+    first = next(part.chunk for part in parts if isinstance(part, Delta) and part.chunk is not None)
     assert first.index == 7
     assert state.token_ids == whole  # the record is the relay's from then on
 
@@ -88,12 +88,13 @@ def test_a_choice_that_has_ended_stays_so(engine: WorkerEngine) -> None:
     """Of two choices the one that had ended brings nothing more."""
     both = relayed(engine, message(n=2))
     tokens = [
-        [t for one in both if isinstance(one, Delta) and one.choice == choice for t in one.drawn] for choice in (0, 1)
+        [t for item in both if isinstance(item, Delta) and item.choice == choice for t in item.drawn]
+        for choice in (0, 1)
     ]
     ended = GenerationState(token_ids=tokens[0], num_sent=12, reason=FinishReason.LENGTH)
     parts = relayed(engine, message(n=2, states=[ended, None]))
     assert drawn(parts) == tokens[1]
-    assert {one.choice for one in parts if isinstance(one, Delta)} == {1}
+    assert {part.choice for part in parts if isinstance(part, Delta)} == {1}
 
 
 def test_a_cancel_ends_a_relayed_request(engine: WorkerEngine) -> None:
@@ -125,7 +126,7 @@ def test_texts_to_embed_are_relayed(engine: WorkerEngine) -> None:
     """Vectors come as they do from a worker."""
     request = messages.EngineRequest(key=1, prompts=[[1, 2], [3]], params=None, options={}, submitted_s=0.0)
     parts = relayed(engine, request)
-    assert [len(one.vectors) for one in parts if isinstance(one, Embedded)] == [2]
+    assert [len(part.vectors) for part in parts if isinstance(part, Embedded)] == [2]
 
 
 def test_texts_with_media_are_relayed(engine: WorkerEngine) -> None:
@@ -135,13 +136,13 @@ def test_texts_with_media_are_relayed(engine: WorkerEngine) -> None:
     request = messages.EngineRequest(
         key=1, prompts=texts, params=None, pooling="last", options={}, submitted_s=0.0, media=items
     )
-    (found,) = [one for one in relayed(engine, request) if isinstance(one, Embedded)]
+    (found,) = [item for item in relayed(engine, request) if isinstance(item, Embedded)]
     assert (len(set(found.vectors)), found.error) == (3, None)
     image = Image(picture(1))
     data = messages.AttachmentData(image.format, image.extent, image.data)
     parts = relayed(engine, msgspec.structs.replace(request, attachments=(data,)))
-    errors = [one.error for one in parts if isinstance(one, Embedded)]
-    assert [type(one) for one in errors] == [Unsupported]
+    errors = [part.error for part in parts if isinstance(part, Embedded)]
+    assert [type(error) for error in errors] == [Unsupported]
 
 
 def test_closing_ends_relayed_requests_with_parts_of_the_front() -> None:

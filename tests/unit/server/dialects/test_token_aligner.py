@@ -21,7 +21,7 @@ def aligner(*ids: int, num_top: int | None = 0) -> TokenAligner:
 
 
 def values(found: object) -> list[float]:
-    return [-one.logprob for one in found]  # type: ignore[attr-defined]
+    return [-item.logprob for item in found]  # type: ignore[attr-defined]
 
 
 def test_marks_between_texts_belong_to_none() -> None:

@@ -147,20 +147,22 @@ def test_files_of_a_folder_are_models() -> None:
         "",
     )
     models = read("[*]\nc = 3\n[a]\nparallel = 2\n", "--models-dir", "d", files=files, folders=("d", "d/b", "d/empty"))
-    assert {name: (one.source, one.settings.model.name) for name, one in models.items() if one.settings.model} == {
+    assert {
+        name: (model.source, model.settings.model.name) for name, model in models.items() if model.settings.model
+    } == {
         "a": ("preset", "a.gguf"),
         "b": ("models_dir", "b-00001-of-00002.gguf"),
     }
-    assert [engine(one)["n_ctx"] for one in models.values()] == [3, 3] and engine(models["a"])["num_slots"] == 2
+    assert [engine(model)["n_ctx"] for model in models.values()] == [3, 3] and engine(models["a"])["num_slots"] == 2
 
 
 def test_models_of_the_caches_are_served_and_hidden_where_a_preset_has_them() -> None:
     """dedup-cache-models hides the model's file and that of its drafts; they stay there for requests."""
     cached = {name: f"cache/{name}/None/True/no token" for name in ("u/r:Q8_0", "u/d:Q8_0", "u/x:Q8_0")}
     text = "[one]\nhf-repo = u/r:Q8_0\nspec-draft-hf = u/d:Q8_0\n"
-    assert not any(one.hidden for one in read(text, cached=cached).values())
+    assert not any(part.hidden for part in read(text, cached=cached).values())
     models = read(text + "dedup-cache-models = 1\n", cached=cached)
-    assert {name for name, one in models.items() if one.hidden} == {"u/r:Q8_0", "u/d:Q8_0"}
+    assert {name for name, model in models.items() if model.hidden} == {"u/r:Q8_0", "u/d:Q8_0"}
     assert models["u/x:Q8_0"].source == "cache"
 
 

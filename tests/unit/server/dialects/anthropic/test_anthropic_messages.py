@@ -115,7 +115,7 @@ def test_results_follow_their_calls() -> None:
         assistant(text("Let me see."), USE, {**USE, "id": "t2"}),
         user(text("Here:"), result(content="rain"), result(tool_use_id="t2", content=[text("sun"), text("wind")])),
     )
-    assert [one["role"] for one in conversation] == ["user", "assistant", "tool", "tool", "user"]
+    assert [message["role"] for message in conversation] == ["user", "assistant", "tool", "tool", "user"]
     assert conversation[2:4] == [
         {"role": "tool", "tool_call_id": "t1", "content": "rain"},
         {"role": "tool", "tool_call_id": "t2", "content": "sun\nwind"},
@@ -625,7 +625,7 @@ def seen(*messages: Any) -> list[dict[str, Any]]:
 def test_images_stand_in_order_with_texts() -> None:
     """Also in the results of tools, which come first."""
     (asked,) = seen(user({"type": "text", "text": "a"}, IMAGE, {"type": "text", "text": "b"}))
-    assert [getattr(one, "name", "text") for one in asked["content"]] == [
+    assert [getattr(part, "name", "text") for part in asked["content"]] == [
         "text",
         "messages[0].content[1].source.data",
         "text",
@@ -633,12 +633,12 @@ def test_images_stand_in_order_with_texts() -> None:
     shown = result(content=[{"type": "text", "text": "c"}, IMAGE], is_error=True)
     _, answered, more = seen(assistant(USE), user(IMAGE, shown))
     assert answered["role"] == "tool"
-    assert [getattr(one, "name", one) for one in answered["content"]] == [
+    assert [getattr(part, "name", part) for part in answered["content"]] == [
         {"type": "text", "text": "Error:"},
         {"type": "text", "text": "c"},
         "messages[1].content[1].content[1].source.data",
     ]
-    assert [one.name for one in more["content"]] == ["messages[1].content[0].source.data"]
+    assert [part.name for part in more["content"]] == ["messages[1].content[0].source.data"]
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def accumulated(found: list[dict[str, Any]]) -> dict[str, Any]:
     """The message that a client makes of events. Blocks come one after the other."""
     found = deepcopy(found)
     message: dict[str, Any] = found[0]["message"]
-    assert [one["type"] for one in found[-2:]] == ["message_delta", "message_stop"]
+    assert [event["type"] for event in found[-2:]] == ["message_delta", "message_stop"]
     is_open = False
     for event in found[1:-2]:
         if event["type"] == "content_block_start":

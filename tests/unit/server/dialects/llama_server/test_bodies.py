@@ -62,7 +62,11 @@ def test_what_is_ignored_is_named_but_for_what_asks_for_nothing() -> None:
     body = CompletionBody.model_validate(
         {"foo": 0, "n_keep": 5, "n_discard": 0, "speculative.n_min": 3, "preserved_tokens": [], "verbose": False}
     )
-    assert [one.split()[0] for one in body.field_warnings()] == ["n_keep", "speculative.n_min", "foo"]
+    assert [field_warning.split()[0] for field_warning in body.field_warnings()] == [
+        "n_keep",
+        "speculative.n_min",
+        "foo",
+    ]
 
 
 def test_text_that_utf8_cannot_carry_is_refused() -> None:

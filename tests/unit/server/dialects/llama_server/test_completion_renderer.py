@@ -111,7 +111,10 @@ def test_choices_end_together_each_in_its_place() -> None:
     renderer = made(n=2)
     assert rendered(renderer, StreamChunk(index=0, choice=1, finish_reason=END)) == []
     events = rendered(renderer, StreamChunk(index=0, choice=0, finish_reason=FinishReason.LENGTH, usage=USAGE))
-    assert [(one["index"], one["stop_type"], one["id_slot"]) for one in events] == [(0, "limit", 4), (1, "eos", 5)]
+    assert [(event["index"], event["stop_type"], event["id_slot"]) for event in events] == [
+        (0, "limit", 4),
+        (1, "eos", 5),
+    ]
 
 
 def test_a_choice_that_failed_has_no_stop_type() -> None:
@@ -134,7 +137,7 @@ def test_a_whole_response_has_its_tokens_only_where_they_were_asked_for() -> Non
         "!",
     )
     assert whole(made(return_tokens=True), chunk)["tokens"] == [7, 8]
-    assert [one["index"] for one in whole(made(n=2), StreamChunk(index=0, choice=1), chunk)] == [0, 1]
+    assert [result["index"] for result in whole(made(n=2), StreamChunk(index=0, choice=1), chunk)] == [0, 1]
 
 
 def test_a_completion_that_filled_the_context_is_truncated() -> None:
@@ -213,7 +216,7 @@ def test_probabilities_have_two_shapes() -> None:
     renderer = made(sampling={"logprobs": 2, "logprobs_mode": "sampled"})
     (entry,) = whole(renderer, chunk)["completion_probabilities"]
     assert entry["prob"] == 0.5
-    assert [one["id"] for one in entry["top_probs"]] == [65]
+    assert [candidate["id"] for candidate in entry["top_probs"]] == [65]
 
 
 def test_a_streams_probabilities_come_with_their_tokens() -> None:
@@ -230,8 +233,18 @@ def test_with_probabilities_every_event_has_one_token() -> None:
     chunk = StreamChunk(index=0, token_ids=(65, 66, 67), text="ABC", logprobs=scores)
     renderer = made(sampling={"logprobs": 1}, timings_per_token=True)
     events = rendered(renderer, chunk, StreamChunk(index=3, text="!"))
-    assert [(one["content"], one["tokens"]) for one in events] == [("A", [65]), ("B", [66]), ("C", [67]), ("!", [])]
-    assert [[one["logprob"] for one in event["completion_probabilities"]] for event in events] == [[0], [-1], [-2], []]
+    assert [(event["content"], event["tokens"]) for event in events] == [
+        ("A", [65]),
+        ("B", [66]),
+        ("C", [67]),
+        ("!", []),
+    ]
+    assert [[token["logprob"] for token in event["completion_probabilities"]] for event in events] == [
+        [0],
+        [-1],
+        [-2],
+        [],
+    ]
     assert [event["timings"]["predicted_n"] for event in events] == [1, 2, 3, 3]
 
 

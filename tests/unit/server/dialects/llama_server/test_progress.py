@@ -54,7 +54,7 @@ async def reported(slow: Any, *looks: list[SlotView]) -> list[StreamChunk]:
 
 def shown(chunks: list[StreamChunk]) -> list[Any]:
     """Of progress its numbers, of others their text."""
-    return [(one.cache, one.processed) if isinstance(one, ProgressChunk) else one.text for one in chunks]
+    return [(chunk.cache, chunk.processed) if isinstance(chunk, ProgressChunk) else chunk.text for chunk in chunks]
 
 
 def test_progress_goes_from_what_was_cached_to_the_whole_prompt() -> None:
@@ -62,7 +62,7 @@ def test_progress_goes_from_what_was_cached_to_the_whole_prompt() -> None:
     slow = Slow(StreamChunk(index=0, text="a"), StreamChunk(index=1, text="b"))
     chunks = asyncio.run(reported(slow, [OTHERS, SAME_ID], [OTHERS, MINE]))
     assert shown(chunks) == [(2, 2), (2, 6), (2, 10), "a", "b"]
-    assert [one.elapsed_s for one in chunks if isinstance(one, ProgressChunk)] == [0.0, 0.5, 0.5]
+    assert [chunk.elapsed_s for chunk in chunks if isinstance(chunk, ProgressChunk)] == [0.0, 0.5, 0.5]
 
 
 def test_the_progress_of_another_tenants_request_is_not_reported() -> None:
@@ -87,7 +87,7 @@ def test_a_completion_that_is_over_at_once_reports_what_it_took() -> None:
     for chunks, texts in (([end], ["b"]), ([StreamChunk(index=0, text="a"), end], ["a", "b"])):
         found = asyncio.run(reported(Slow(*chunks), [OTHERS]))
         assert shown(found) == [(4, 4), (4, 10), *texts]
-        assert [one.elapsed_s for one in found if isinstance(one, ProgressChunk)] == [0.0, 0.25]
+        assert [item.elapsed_s for item in found if isinstance(item, ProgressChunk)] == [0.0, 0.25]
 
 
 def test_a_stream_that_breaks_off_before_its_slot_was_seen_has_no_progress() -> None:

@@ -59,7 +59,7 @@ def test_images_stand_where_their_markers_do() -> None:
     """In a list of prompts, beside others; without data a marker is text."""
     both = {"prompt_string": "a<m><m>b", "multimodal_data": [DATA, DATA]}
     (found,) = read(both)
-    assert [getattr(one, "name", one) for one in found] == [
+    assert [getattr(item, "name", item) for item in found] == [
         "a",
         "prompt.multimodal_data[0]",
         "prompt.multimodal_data[1]",
@@ -67,7 +67,7 @@ def test_images_stand_where_their_markers_do() -> None:
     ]
     first, second = read(["ab", {"prompt_string": "<m>", "multimodal_data": [DATA]}])
     assert first == letters().encode("ab")
-    assert [one.name for one in second] == ["prompt[1].multimodal_data[0]"]
+    assert [entry.name for entry in second] == ["prompt[1].multimodal_data[0]"]
     assert read({"prompt_string": "a", "multimodal_data": []}) == [letters().encode("a")]
 
 
@@ -132,7 +132,7 @@ def test_a_long_gap_keeps_what_is_near_it() -> None:
     ids = gap(FIM, n_batch=16, n_ctx=20, input_prefix="x" * 50 + "aa", input_suffix="cc" + "y" * 50)
     assert ids == [BOS, 1, *[ord("x")] * 10, A, A, 2, C, C, 3]
     ids = gap(FIM, n_batch=16, n_ctx=20, input_extra=[{"text": "1234567"}])
-    assert ids[:4] == [ord(one) for one in "4567"]
+    assert ids[:4] == [ord(item) for item in "4567"]
     assert gap(FIM, n_batch=16, n_ctx=20, n_predict=2, input_extra=[{"text": "1234567"}])[0] == BOS
 
 

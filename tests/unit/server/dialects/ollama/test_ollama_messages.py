@@ -57,7 +57,7 @@ def test_results_belong_to_calls_by_id_by_name_or_in_order() -> None:
     ids = [made["id"] for made in conversation[1]["tool_calls"]]
     assert len(set(ids)) == 4
     assert ids[2] == "mine"
-    assert [one["tool_call_id"] for one in conversation[2:]] == [ids[1], ids[0], ids[2], ids[3]]
+    assert [item["tool_call_id"] for item in conversation[2:]] == [ids[1], ids[0], ids[2], ids[3]]
     assert conversation[1]["tool_calls"][0]["function"] == {"name": "a", "arguments": {"x": 1}}
     assert conversation[2]["name"] == "b"
 
@@ -114,7 +114,7 @@ def test_a_malformed_message_is_refused_with_its_place(messages: Any, place: str
 def test_images_stand_before_the_text() -> None:
     """In order; errors are of their places."""
     (message,) = ollama_conversation([{**USER, "images": [DATA, DATA]}], request_media())
-    assert [getattr(one, "name", one) for one in message["content"]] == [
+    assert [getattr(part, "name", part) for part in message["content"]] == [
         "messages[0].images[0]",
         "messages[0].images[1]",
         {"type": "text", "text": USER["content"]},
@@ -145,7 +145,7 @@ def test_results_are_matched_to_many_calls_without_comparing_each() -> None:
     calls = [call(Name(f"tool {index}")) for index in range(number)]
     results = [result("x", tool_name=Name(f"tool {index}")) for index in reversed(range(number))]
     conversation = ollama_conversation([USER, called(*calls), *results], request_media())
-    ids = [one["id"] for one in conversation[1]["tool_calls"]]
+    ids = [call["id"] for call in conversation[1]["tool_calls"]]
     assert [message["tool_call_id"] for message in conversation[2:]] == ids[::-1]
     assert comparisons <= 10 * number
 

@@ -52,7 +52,7 @@ def last(text: str = "", **options: Any) -> StreamChunk:
 
 
 def completion(*chunks: StreamChunk, prompt: tuple[int, ...] = (72, 105), scored: bool = False) -> Completion:
-    has_logprobs = any(one.logprobs for one in chunks)
+    has_logprobs = any(chunk.logprobs for chunk in chunks)
     return completion_of(chunks, prompt=prompt, wants_logprobs=has_logprobs, wants_prompt_logprobs=scored, index=0)
 
 
@@ -79,8 +79,8 @@ def events(
     stream: CompletionStream | ChatCompletionStream, chunks: Iterable[StreamChunk | ChatChunk | tuple[int, StreamChunk]]
 ) -> list[Any]:
     payloads = []
-    for one in chunks:
-        prompt, chunk = one if isinstance(one, tuple) else (0, one)
+    for item in chunks:
+        prompt, chunk = item if isinstance(item, tuple) else (0, item)
         if isinstance(stream, CompletionStream):
             assert isinstance(chunk, StreamChunk)
             rendered = stream(prompt, chunk)
@@ -141,7 +141,7 @@ def test_choices_are_numbered_over_all_prompts() -> None:
     """Those of the first prompt first."""
     two = [completion(chunk("a", choice=0), chunk("b", choice=1, finish_reason=FinishReason.STOP), last(choice=0))] * 2
     body = msgspec.json.decode(completion_body(options(n=2, prompts=((1,), (2,))), two))
-    assert [(one["index"], one["text"], one["finish_reason"]) for one in body["choices"]] == [
+    assert [(choice["index"], choice["text"], choice["finish_reason"]) for choice in body["choices"]] == [
         (0, "a", "length"), (1, "b", "stop"), (2, "a", "length"), (3, "b", "stop"),
     ]  # fmt: skip
     assert body["usage"]["prompt_tokens"] == 4
@@ -186,9 +186,9 @@ def test_streamed_text_and_columns_joined_are_the_whole_ones() -> None:
         "choices"
     ]
     payloads = choices(events(CompletionStream(wanted), chunks))
-    assert "".join(one["text"] for one in payloads) == whole["text"] == "Hi!ab"
+    assert "".join(payload["text"] for payload in payloads) == whole["text"] == "Hi!ab"
     for column in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
-        assert [value for one in payloads for value in one["logprobs"][column]] == whole["logprobs"][column]
+        assert [value for payload in payloads for value in payload["logprobs"][column]] == whole["logprobs"][column]
 
 
 def test_every_choice_has_the_prompts_columns_though_only_the_first_brings_them() -> None:
@@ -198,7 +198,10 @@ def test_every_choice_has_the_prompts_columns_though_only_the_first_brings_them(
     early = [StreamChunk(index=0, text="Hi", choice=1), StreamChunk(index=0, text="Hi", prompt_logprobs=(ONE,))]
     assert stream(0, early[0]) == []
     payloads = choices([msgspec.json.decode(event) for event in stream(0, early[1])])
-    assert [(one["index"], one["logprobs"]["tokens"]) for one in payloads] == [(1, ["H", "i"]), (0, ["H", "i"])]
+    assert [(payload["index"], payload["logprobs"]["tokens"]) for payload in payloads] == [
+        (1, ["H", "i"]),
+        (0, ["H", "i"]),
+    ]
 
 
 def test_the_usage_comes_last_and_alone_where_it_is_asked_for() -> None:
@@ -214,15 +217,18 @@ def test_the_usage_so_far_can_come_with_every_event() -> None:
     """Prompt tokens of all prompts, and what was generated until then."""
     stream = CompletionStream(options(continuous_usage=True, prompts=((1,), (2, 3))))
     payloads = events(stream, [chunk("ab"), (1, chunk("c"))])
-    assert [(one["usage"]["prompt_tokens"], one["usage"]["completion_tokens"]) for one in payloads] == [(3, 2), (3, 3)]
+    assert [(payload["usage"]["prompt_tokens"], payload["usage"]["completion_tokens"]) for payload in payloads] == [
+        (3, 2),
+        (3, 3),
+    ]
 
 
 def test_a_stream_of_several_prompts_ends_with_the_last_of_them() -> None:
     """Then come usage and warnings, of all."""
     stream = CompletionStream(options(prompts=((1,), (2,)), include_usage=True, warnings=("w",)))
     payloads = events(stream, [(1, last("b")), (0, chunk("a")), (0, last())])
-    assert [one["index"] for one in choices(payloads)] == [1, 0, 0]
-    assert [one for one in payloads if one["usage"]] == [payloads[-1]]
+    assert [choice["index"] for choice in choices(payloads)] == [1, 0, 0]
+    assert [payload for payload in payloads if payload["usage"]] == [payloads[-1]]
     assert payloads[-1]["usage"]["total_tokens"] == 10
     assert [event.get("warnings") for event in payloads] == [None, None, None, ["w"]]
 
@@ -247,7 +253,7 @@ def test_a_chunk_of_a_failed_completion_is_sent_without_an_end() -> None:
     wanted = options(include_usage=True, warnings=("w",))
     for stream in (CompletionStream(wanted), ChatCompletionStream(wanted)):
         payloads = events(stream, [chunk("a")])
-        assert all(one["finish_reason"] is None for one in choices(payloads))
+        assert all(choice["finish_reason"] is None for choice in choices(payloads))
         assert all(event["usage"] is None and "warnings" not in event for event in payloads)
 
 
@@ -271,15 +277,15 @@ def test_a_streamed_chat_begins_with_the_role_and_ends_with_the_reason() -> None
     payloads = events(
         stream, [chunk("a", choice=1), chunk("b"), chunk(choice=1, finish_reason=FinishReason.STOP), last("c")]
     )
-    of = {index: [one for one in choices(payloads) if one["index"] == index] for index in (0, 1)}
-    assert [one["delta"] for one in of[0]] == [
+    of = {index: [choice for choice in choices(payloads) if choice["index"] == index] for index in (0, 1)}
+    assert [choice["delta"] for choice in of[0]] == [
         {"role": "assistant", "content": None},
         {"content": "b"},
         {"content": "c"},
         {},
     ]
-    assert [one["finish_reason"] for one in of[0]] == [None, None, None, "length"]
-    assert [one["delta"] for one in of[1]] == [{"role": "assistant", "content": None}, {"content": "a"}, {}]
+    assert [item["finish_reason"] for item in of[0]] == [None, None, None, "length"]
+    assert [choice["delta"] for choice in of[1]] == [{"role": "assistant", "content": None}, {"content": "a"}, {}]
     assert of[1][-1]["finish_reason"] == "stop"
     assert payloads[-1]["choices"] == []
     assert payloads[-1]["usage"] == usage_body([USAGE], 0)
@@ -291,10 +297,10 @@ def test_a_chats_logprobs_streamed_are_those_of_the_whole() -> None:
     wanted, chunks = options(num_top=1), [chunk("ab", logprobs=(a, b)), last("c", logprobs=(c,))]
     (whole,) = msgspec.json.decode(chat_body(wanted, chat_completion(*chunks)))["choices"]
     payloads = choices(events(ChatCompletionStream(wanted), chunks))
-    assert [one for part in payloads if part["logprobs"] for one in part["logprobs"]["content"]] == whole["logprobs"][
+    assert [item for part in payloads if part["logprobs"] for item in part["logprobs"]["content"]] == whole["logprobs"][
         "content"
     ]
-    assert [one["token"] for one in whole["logprobs"]["content"]] == ["a", "b", "c"]
+    assert [part["token"] for part in whole["logprobs"]["content"]] == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(("reason", "word"), [("STOP", "stop"), ("LENGTH", "length")])
@@ -331,10 +337,10 @@ def test_thinking_is_shown_apart_or_left_out() -> None:
     for shows in (True, False):
         wanted = options(shows_thinking=shows, token_ids=True)
         payloads = choices(events(ChatCompletionStream(wanted), THOUGHT))
-        assert "".join(one["delta"].get("content") or "" for one in payloads) == "No."
-        thought = "".join(one["delta"].get("reasoning_content", "") for one in payloads)
+        assert "".join(payload["delta"].get("content") or "" for payload in payloads) == "No."
+        thought = "".join(payload["delta"].get("reasoning_content", "") for payload in payloads)
         assert thought == ("Hm." if shows else "")
-        assert [token for one in payloads for token in one.get("token_ids", ())] == [72, 109, 46, 78, 111, 46]
+        assert [token for payload in payloads for token in payload.get("token_ids", ())] == [72, 109, 46, 78, 111, 46]
         choice = ChatChoice(
             index=0, message=ParsedMessage("No.", "Hm."), finish_reason=FinishReason.STOP, text="", token_ids=()
         )
@@ -355,7 +361,7 @@ def test_parts_of_calls_have_openais_members() -> None:
     chunks = [ChatChunk(choice=0, deltas=(MessageDelta(tool_call=part),), token_ids=(1,)) for part in parts]
     end = ChatChunk(choice=0, finish_reason=FinishReason.TOOL_CALLS, usage=USAGE, message=message)
     payloads = choices(events(ChatCompletionStream(options()), [*chunks, end]))
-    assert [call for one in payloads for call in one["delta"].get("tool_calls", ())] == [
+    assert [call for payload in payloads for call in payload["delta"].get("tool_calls", ())] == [
         {"index": 0, "id": "x", "type": "function", "function": {"name": "f", "arguments": '{"a'}},
         {"index": 0, "function": {"arguments": '":1}'}},
         {"index": 1, "id": "y", "type": "function", "function": {"name": "g", "arguments": "{}"}},

@@ -264,7 +264,7 @@ def test_images_are_kept_as_they_came_and_read_for_messages() -> None:
     items = parse_items([{"role": "user", "content": [{"type": "input_text", "text": "a"}, IMAGE, FILE]}])
     assert items[0]["content"][1] == {"type": "input_image", "image_url": URL, "detail": "auto"}
     (message,) = messages_of(items, (), request_media())
-    assert [getattr(one, "name", "text") for one in message["content"]] == [
+    assert [getattr(part, "name", "text") for part in message["content"]] == [
         "text",
         "input[0].content[1].image_url",
         "input[0].content[2].file_data",
@@ -512,7 +512,7 @@ def test_images_in_results_of_openais_tools_are_images() -> None:
 def test_items_with_nothing_to_read_are_left_out_with_a_warning(item: Any) -> None:
     """The conversation goes on without them; they stay in the list of its items."""
     parsed = parse_items([USER, item])
-    assert [one["type"] for one in parsed] == ["message", item["type"]]
+    assert [parse_item["type"] for parse_item in parsed] == ["message", item["type"]]
     assert len(messages_of(parsed, (), request_media())) == 1
     (warning,) = warned([USER, item])
     assert warning.startswith("input[1]: the item")

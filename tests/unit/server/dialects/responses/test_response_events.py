@@ -47,7 +47,7 @@ def called(index: int, arguments: str = "", name: str = "") -> MessageDelta:
 
 
 def of(*deltas: MessageDelta, **options: Any) -> ChatChunk:
-    text = "".join(one.content + one.reasoning_content for one in deltas)
+    text = "".join(delta.content + delta.reasoning_content for delta in deltas)
     return ChatChunk(choice=0, deltas=deltas, token_ids=tuple(text.encode()), **options)
 
 
@@ -249,9 +249,9 @@ def test_a_message_that_cannot_be_read_is_its_text_with_a_warning() -> None:
     warning = ChatParseError("no message of this format")
     last = streamed([of(said("<x>")), end(warning=warning)])[-1]["response"]
     body = whole(ParsedMessage(content="<x>"), warning=warning)
-    for one in (last, body):
-        assert one["warnings"] == [str(warning)]
-        assert text_of(one["output"][0]) == "<x>"
+    for item in (last, body):
+        assert item["warnings"] == [str(warning)]
+        assert text_of(item["output"][0]) == "<x>"
 
 
 def test_timings_come_with_every_delta_on_request() -> None:
@@ -283,7 +283,7 @@ def test_any_order_of_deltas_makes_whole_items(parts: list[Any], reason: FinishR
             chunks.append(of(called(calls, "1")))
         elif isinstance(part, MessageDelta):
             chunks.append(ChatChunk(choice=0, deltas=(part,), token_ids=(65,)))
-    mended = [one for index, one in enumerate(chunks) if not _goes_on_late(chunks, index)]
+    mended = [chunk for index, chunk in enumerate(chunks) if not _goes_on_late(chunks, index)]
     events = streamed([*mended, end(reason)])
     output = events[-1]["response"]["output"]
     assert output

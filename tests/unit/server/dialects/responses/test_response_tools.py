@@ -35,7 +35,7 @@ def test_functions_stand_flat_or_as_in_chat_completions() -> None:
     flat = {**TOOL, "strict": True, "description": None, "defer_loading": False, "allowed_callers": ["direct"]}
     nested = {"type": "function", "function": {**OTHER, "description": "Others."}}
     tools = parse_tool_fields([flat, nested], None)
-    assert [(one.name, one.description, one.parameters) for one in tools.functions] == [
+    assert [(function.name, function.description, function.parameters) for function in tools.functions] == [
         ("weather", "", SCHEMA),
         ("other", "Others.", SCHEMA),
     ]
@@ -47,7 +47,7 @@ def test_functions_stand_flat_or_as_in_chat_completions() -> None:
 def test_functions_of_a_namespace_have_both_names_and_are_called_by_their_own() -> None:
     """The description of the namespace comes once."""
     tools = parse_tool_fields([TOOL, AGENTS], None)
-    assert [(one.name, one.description) for one in tools.functions] == [
+    assert [(function.name, function.description) for function in tools.functions] == [
         ("weather", ""),
         ("agents__spawn", "About agents.\n\nStarts an agent."),
         ("agents__wait", "Starts an agent."),
@@ -147,7 +147,7 @@ def test_members_without_a_meaning_are_warnings() -> None:
 def test_a_tool_that_an_item_adds_replaces_an_earlier_one() -> None:
     """In its place; the body itself may have each name once."""
     tools = parse_tool_fields([TOOL, OTHER], None, [("input[0].tools", [{**TOOL, "description": "New."}, PATCH])])
-    assert [(one.name, one.description) for one in tools.functions] == [
+    assert [(function.name, function.description) for function in tools.functions] == [
         ("weather", "New."),
         ("other", ""),
         ("patch", "Edits files."),

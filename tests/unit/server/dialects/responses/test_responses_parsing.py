@@ -178,7 +178,7 @@ def test_instructions_come_before_everything_and_truncation_behind_the_systems()
     said = [{"role": "system", "content": "S"}, *({"role": "user", "content": text} for text in "abc")]
     asked = parsed({"input": said, "instructions": "I", "truncation": "auto"})
     messages = asked.messages(request_media())
-    assert [one["role"] for one in turn_of(asked).messages] == ["system", "system", "user", "user", "user"]
+    assert [message["role"] for message in turn_of(asked).messages] == ["system", "system", "user", "user", "user"]
     assert turn_of(asked).messages[0]["content"] == "I"
     assert asked.may_truncate
     assert truncations(messages) == [1, 2]
