@@ -2,8 +2,8 @@
 
 python -m benchmarks.attention [--part operation|model] [--model FILE] [--threads N]
 
-operation  one operation, with heads as in common models, for one token, for prompts, and for streams whose cells lie behind each
-           other's (own) or, as after decoding beside each other, between them; drafts: four tokens of each stream.
+operation  one operation, with heads as in common models, for one token, for prompts, and for streams with cells one after
+           another (own) or, as after decoding together, interleaved; drafts: four tokens of each stream.
 model      a prompt's tokens/s in ticks of 64 and of 512 tokens, and tokens/s of streams, at several lengths of context.
 
 Ratios within one run, interleaved, medians; run it on a quiet machine.

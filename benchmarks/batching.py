@@ -1,4 +1,4 @@
-"""Continuous batching with each of the four strategies, against two ways of serving that it replaces.
+"""Continuous batching with each of the four strategies, against two older ways of serving.
 
 python -m benchmarks.batching [--rounds 3]
 
@@ -7,12 +7,12 @@ decode. Every method serves the same requests on the same model, greedy and to t
 
 paced, decode_maximal, prefill_priority, balanced   the engine, 8 slots, no prefix caching
 sequential slots        every running sequence has a forward pass of its own, in turn; a prompt is one pass
-accumulate and flush    what arrives within a window becomes a batch, which runs to its end before the next one
+accumulate and flush    the requests of a time window become a batch, which runs to its end before the next
 
 --small takes a random Llama of 50 million parameters instead of the 0.5 billion, for a slow or busy machine.
 
-Each round runs all methods, one after the other, and the figures are medians over the rounds: on a machine that does
-other things as well, compare within one table and not between two. Inter-token latency is that of the chats.
+Each round runs all methods in turn, and the figures are medians over the rounds: on a machine with other load,
+compare within one table and not between two. Inter-token latency is measured on the chats.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Loop:
         return numbers
 
     def step(self, numbers: Sequence[int]) -> list[int]:
-        """One forward pass over these requests; returns those that are not done."""
+        """Run one forward pass over these requests; return the unfinished requests."""
         rows = []
         for number in numbers:
             sampler, position, tokens = self._state[number]
@@ -177,7 +177,7 @@ def sequential(loop: Loop) -> None:
 
 
 def accumulate(loop: Loop) -> None:
-    """Batches of what arrives within a window, each run to its end."""
+    """Batches of the requests of a time window, each run to its end."""
     while not loop.is_over:
         numbers = loop.arrived()
         time.sleep(WINDOW_S)

@@ -1,15 +1,15 @@
-"""What a chat costs beside its tokens: reading a long message apart, and the time to its first token.
+"""The cost of a chat beyond its tokens: parsing a long message, and the time to the first token.
 
 python -m benchmarks.chat [--part reading|ttft] [--tokens N] [--pairs N] [--templates FOLDER]
 
-reading  messages of so many tokens, a chunk a token: all time in `ChatReader.read` together, and the part of the chunks that
-         need the parser. In the demo model's format, and in those of a folder of templates, such as llama.cpp's models/templates.
+reading  messages of N tokens, a chunk a token: all time in `ChatReader.read` together, and the part of the chunks that need
+         the parser, in the demo model's format and the formats of a folder of templates (llama.cpp's models/templates).
 ttft     the same prompt as a chat and as a completion, both streamed by `paceline serve` in a process of its own, in
          interleaved pairs: milliseconds to the first event, and the median of the differences. The prompt is cached after
-         the first pair, so what is left is rendering, tokenising, constraining and reading.
+         the first pair, so the rest is rendering, tokenising, constraining and reading.
 
 Figures of ttft are differences within one run; run it on a quiet machine. On two shared cores a plain chat took 2.0 and 2.1 ms
-longer than its completion, one with a tool 4.5 and 3.7 ms (two runs of 60 pairs). Its preparation is 0.7 ms (plain) and 1.3 ms
+longer than its completion, a chat with a tool 4.5 and 3.7 ms (two runs of 60 pairs). Its preparation is 0.7 ms (plain) and 1.3 ms
 (a tool), of which the template is 0.5 and 0.6 ms and tokenising 0.1 and 0.3 ms; grammar and parser of the tools are kept from
 the turn before. The rest is the larger body, turns of threads, and reading the first piece with the parser.
 """
@@ -42,7 +42,7 @@ FORMATS = ("Qwen-Qwen3-0.6B", "Qwen3-Coder", "openai-gpt-oss-120b", "deepseek-ai
 
 
 def texts_of(prompt: RenderedPrompt, num_tokens: int) -> dict[str, str]:
-    """Return long messages: content, thinking, and a call whose arguments are long where the format is one of tagged JSON."""
+    """Return long messages: content, thinking, and a call with long arguments if the format has tagged JSON."""
     prose = PROSE * (1 + num_tokens * 4 // len(PROSE))
     prose = prose[: num_tokens * 4]
     texts = {"content": prose}

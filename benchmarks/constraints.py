@@ -1,15 +1,15 @@
-"""What constraints cost: time to compile schemas, and tokens per second of 16 streams of which 8 are under a JSON schema.
+"""The cost of constraints: time to compile schemas, and tokens per second of 16 streams, 8 of them with a JSON schema.
 
 python -m benchmarks.constraints [--pairs 10] [--small]
 
 Each pair runs the same 16 greedy streams twice, without and with the schema for half of them, in changing order, on an
 engine that is warm; the figure is the median of the quotients. The schema wants more items than there are tokens, so that no
 stream ends early: ticks with fewer rows make fewer tokens per second, which has nothing to do with masks. --small takes a random
-Llama of 50 million parameters and 299 tokens, whose passes are short.
+Llama of 50 million parameters and 299 tokens, with short passes.
 
-What a mask costs, on two cores of a shared machine: with 152k tokens it is filled in 0.05 ms (median; 0.15 ms at the 90th
-percentile), a draw under it takes 0.13 ms where a free one takes 0.10 ms, and a tick with masks 0.5 to 0.8 ms more between
-passes, which is Python's. With passes of 180 ms that is less than the noise (median 1.045 of 8 pairs, 0.92 to 1.29); with the
+The cost of a mask, on two cores of a shared machine: with 152k tokens it is filled in 0.05 ms (median; 0.15 ms at the 90th
+percentile), a draw under it takes 0.13 ms instead of 0.10 ms, and a tick with masks 0.5 to 0.8 ms more between passes, in
+Python. With passes of 180 ms that is less than the noise (median 1.045 of 8 pairs, 0.92 to 1.29); with the
 22 ms of --small the quotient was 0.90 and 0.91 in two runs of 10 pairs.
 """
 

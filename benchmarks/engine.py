@@ -1,4 +1,4 @@
-"""What the engine costs, and what it keeps of its promises.
+"""The cost of the engine, and its promises: latency beside prefill, and prompt cancellation.
 
 python -m benchmarks.engine [--part decode|split|gap|cancel]
 
@@ -6,7 +6,7 @@ decode  tokens/s of the engine against a bare loop over `Context.step`, at sever
         the engine thread's own CPU time a tick, outside of native calls.
 split   the bare loop with a pool of cells for each sequence against one pool for all.
 gap     four streams decode while a long prompt arrives: the time between their tokens against itl_target_ms, and the
-        long one's time to first token against what it takes alone.
+        long prompt's time to first token against its time alone.
 cancel  ticks from a cancel to a free slot.
 
 Every figure is a ratio within one run, a median of several; run it on a quiet machine.
@@ -60,14 +60,14 @@ class NativeTime:
     ends: list[float] = field(default_factory=list)
 
     def own_ms(self, last: int) -> float:
-        """Median CPU milliseconds from the end of a call to the start of the next, of the last ones."""
+        """Median CPU milliseconds from the end of a call to the start of the next, over recent calls."""
         between = [start - end for end, start in zip(self.ends, self.starts[1:], strict=False)]
         return 1000 * statistics.median(between[-last:])
 
 
 @contextmanager
 def native_time() -> Iterator[NativeTime]:
-    """Watches the one native call of a tick."""
+    """Watches the native call of a tick."""
     spent, calls = NativeTime(), {name: getattr(_native, name) for name in ("step", "plain_step")}
 
     def timed(call: Any) -> Any:
@@ -159,7 +159,7 @@ def decode(model: Model, batches: list[int], pairs: int, num_ticks: int) -> None
 
 
 def split(model: Model, batches: list[int], pairs: int, num_ticks: int) -> None:
-    """Compare a pool of cells for each sequence with one for all, where nothing is shared; interleaved."""
+    """Compare a pool of cells for each sequence with one pool for all, without shared prefixes; interleaved."""
     for batch in batches:
         ratios = []
         for pair in range(pairs):
@@ -253,7 +253,7 @@ class SlotFreed(Instrument):
 
 
 def cancel(model: Model, runs: int) -> None:
-    """Cancel one of eight streams in the middle of a tick, again and again."""
+    """Cancel a stream of eight in the middle of a tick, again and again."""
     watch = SlotFreed()
     with LLM(model, num_slots=8, n_ctx=8192, instruments=(watch,)) as llm:
         ticks = []

@@ -1,14 +1,14 @@
-"""What it costs to be watched: `/v1/engine/events`, read as the web page does, at the default interval and with the radix tree.
+"""The cost of watching an engine: `/v1/engine/events`, read like the web page, at the default interval, with the radix tree.
 
 python -m benchmarks.engine_events [--part looks|pairs] [--model FILE] [--streams 1,8,32] [--isolation thread|process]
 
-looks  how much longer decode passes take beside which a look is handled, with the time before them, than the passes between
-       looks, by the events themselves: the share of the time that looks take, with its standard error, and the milliseconds of
-       each. Both kinds of passes come several times a second, so what else the machine does counts for both.
-       The tree has more nodes than are shown. Passes have to take longer than 10 ms, as events merge shorter ones.
+looks  how much longer decode passes take while a look is handled, with the time before them, than the passes between looks,
+       by the events themselves: the share of the time that looks take, with its standard error, and the milliseconds of each.
+       Both kinds of passes come several times a second, so other load counts for both. The tree has more nodes than are shown.
+       Passes have to take longer than 10 ms, as events merge shorter passes.
 pairs  tokens/s of a server with a client that watches and without, in interleaved pairs. Two ratios, watched to not watched:
-       of tokens/s, where below 1 being watched costs, and of the processor time that a token takes, of server, worker and
-       client together, where above 1 it costs. Each is a geometric mean over the pairs with its standard error.
+       of tokens/s (below 1: watching costs), and of the processor time of a token in server, worker and client together
+       (above 1: watching costs). Each is a geometric mean over the pairs with its standard error.
 
 The client is a process, or a thread of this one, on the same machine; it draws nothing: a browser that runs there takes its own
 share. Run it on a quiet machine.
@@ -51,7 +51,7 @@ with urllib.request.urlopen(sys.argv[1]) as stream:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What a run of requests took. cpu_s: processor time of a token."""
+    """The times of a run of requests. cpu_s: processor time of a token."""
 
     tokens_per_s: float
     cpu_s: float
@@ -119,14 +119,14 @@ def measure(running: Running, num_streams: int, num_tokens: int, num_pairs: int)
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """Decode passes between two looks, each from the end of the one before it, in seconds. first: beside the earlier look."""
+    """Decode passes between two looks, each from the end of the last pass, in seconds. first: with the earlier look."""
 
     first_s: float
     others_s: list[float]
 
     @property
     def cost_s(self) -> float:
-        """What the look has added."""
+        """Return the seconds that the look has added."""
         return self.first_s - statistics.mean(self.others_s)
 
 
@@ -152,7 +152,7 @@ def look_costs(url: str, num_streams: int, seconds: float) -> Iterator[Passes]:
 
 
 def measure_looks(running: Running, num_streams: int, num_tokens: int, seconds: float) -> None:
-    """Print what looks take of the time."""
+    """Print the share of the time that looks take."""
     url, is_over = f"http://127.0.0.1:{running.port}", threading.Event()
     limits = httpx.Limits(max_connections=num_streams + 4)
     with httpx.Client(base_url=url, timeout=600, limits=limits) as client, ThreadPoolExecutor(num_streams) as threads:

@@ -1,8 +1,8 @@
-"""How long estimates of a model's memory take, and how near they are to what loading takes.
+"""The time of estimates of a model's memory, and their error against loading.
 
 python -m benchmarks.estimates [MODEL ...]
 
-Without models: the half-billion model of `benchmarks.model`, and of `benchmarks.state_models` those with a sliding window and
+Without models: the half-billion model of `benchmarks.model`, and from `benchmarks.state_models` models with a sliding window and
 with recurrent layers. The header is to take less than 200 ms, a dry run less than a second, and the error is to be below
 5 %. Times are the medians of several runs; run it on a quiet machine. The first run, which reads the file from the disk
 and imports modules, does not count.

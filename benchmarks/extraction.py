@@ -1,4 +1,4 @@
-"""What a schema in the prompt is worth: the share of right answers when fields are to be extracted from texts.
+"""The value of a schema in the prompt: the share of right answers when fields are extracted from texts.
 
 python -m benchmarks.extraction MODEL.gguf
 

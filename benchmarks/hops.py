@@ -1,4 +1,4 @@
-"""Through how many modules of ours one token goes: those entered during a tick that decodes one stream.
+"""The number of paceline's modules that a token passes: modules entered during a tick that decodes one stream.
 
 python -m benchmarks.hops [--verbose]
 

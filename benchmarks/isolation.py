@@ -1,4 +1,4 @@
-"""What a process of its own costs, how fast it comes back, and that nothing is lost when it dies.
+"""The cost of a worker process, the time of a restart, and a check that nothing is lost when it dies.
 
 python -m benchmarks.isolation [--part overhead|restart|kills] [--model FILE]
 
@@ -62,7 +62,7 @@ def tokens_per_s(llm: LLM, num_streams: int, num_tokens: int) -> float:
 
 
 def overhead(model: Path, num_streams: int, num_tokens: int, pairs: int) -> None:
-    """Interleaved pairs; both engines are loaded all the time, and one of them runs."""
+    """Run interleaved pairs; both engines are loaded all the time, and one of the two runs."""
     options: dict[str, Any] = {"num_slots": num_streams, "n_ctx": num_streams * (num_tokens + 64)}
     with LLM(model, **options) as here, LLM(model, isolation="process", **options) as apart:
         for llm in (here, apart):
@@ -158,11 +158,11 @@ def kills(model: Path, wanted: int, num_tokens: int, between_s: tuple[float, flo
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two completions of the same request part.
+    """The first difference between two completions of the same request.
 
-    noise: median difference there of the log-probabilities of the tokens that both list; a lost or doubled token before would
-    make it large. is_explained: whether each is what its request's sampler draws from its own logits, and, of greedy ones,
-    whether the two tokens were nearly equally likely in one of the two.
+    noise: median difference at that token of the log-probabilities of the tokens that both list; a lost or doubled token
+    before it would make it large. is_explained: each token is the draw of its request's sampler from its own logits, and for
+    greedy requests the two tokens were nearly equally likely in either completion.
     """
 
     is_greedy: bool
@@ -197,7 +197,7 @@ def difference(model: Model, asked: tuple[list[int], dict[str, Any]], one: Compl
 
 
 def apart_in(listed: TokenLogprobs, first: int, second: int) -> float:
-    """How much more likely one token was than the other."""
+    """Return the difference of the log-probabilities of two tokens."""
     values = dict(zip(listed.token_ids, listed.values, strict=True))
     return abs(values.get(first, float("-inf")) - values.get(second, float("inf")))
 
@@ -205,7 +205,7 @@ def apart_in(listed: TokenLogprobs, first: int, second: int) -> float:
 def redrawn(
     model: Model, asked: tuple[list[int], dict[str, Any]], before: Sequence[int], logprobs: TokenLogprobs
 ) -> int:
-    """Return what a sampler of this request draws after these tokens, from the most likely ones."""
+    """Return the token that a sampler of this request draws after these tokens, from the most likely tokens."""
     prompt, options = asked
     sampler = Sampler(SamplingParams(**options), model)
     sampler.accept_prompt(prompt)

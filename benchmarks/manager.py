@@ -70,7 +70,7 @@ class MemorySampler(threading.Thread):
 
 @dataclass
 class Tally:
-    """What became of requests."""
+    """The outcomes of requests."""
 
     counts: Counter[str] = field(default_factory=Counter)
     waits_s: list[float] = field(default_factory=list)

@@ -1,11 +1,11 @@
-"""paceline's matrix products on a CPU against llama.cpp's, and both against what the machine can do.
+"""paceline's matrix products on a CPU against llama.cpp's, and both against the machine's limits.
 
 python -m benchmarks.matmul [--part peaks|product|model] [--types q8_0,q4_K] [--shapes 896x4864] [--rows 1,8,512] [--kernel avx2]
 
 peaks    bytes read and products of bytes and floats a second, on all threads: the roofline.
 product  one product of each type, shape and number of rows; "of peak" is the larger of both shares of the roofline.
-model    a prompt of 512 tokens, 8 streams and one of a model of half a billion weights (Q8_0), with --model-type Q4_K of a wider
-         one, or of --model FILE.
+model    a prompt of 512 tokens, 8 streams and one stream of a model of half a billion weights (Q8_0), with --model-type Q4_K of a
+         wider model, or of --model FILE.
 
 Both sides in one process, in turns, llama.cpp with its own repacking; medians. Run it on a quiet machine.
 """
@@ -38,7 +38,7 @@ _DISTINCT_ROWS = 256  # of the weights; more repeat them, since quantising takes
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What both sides have in common. ours: the kernel that is compared."""
+    """The settings of both sides. ours: paceline's kernel."""
 
     ours: str
     n_threads: int
@@ -105,7 +105,7 @@ def products(setting: Setting, cases: Iterator[tuple[str, int, int, int]], peaks
 
 
 def cases_of(types: str, shapes: str, rows: str) -> Iterator[tuple[str, int, int, int]]:
-    """Yield the cases of `products`, without shapes whose columns are no whole blocks of the type."""
+    """Yield the cases of `products`, without shapes with a number of columns that is no multiple of the type's block."""
     for type_name in types.split(","):
         for shape in shapes.split(","):
             columns, out = map(int, shape.split("x"))

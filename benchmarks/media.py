@@ -1,10 +1,10 @@
-"""Prompts with a picture: four turns about it, eight questions about it at once, and one that arrives among four streams.
+"""Prompts with a picture: four turns about it, eight questions about it at once, and a picture that arrives among four streams.
 
 python -m benchmarks.media [--servers library,llama-server] [--workloads turns,questions,arrival] [--rounds 1]
 
-The model is the half-billion one of `benchmarks.model`, with a projector in the shape of LLaVA 1.5's (a ViT-L of 336 pixels, 576
-tokens a picture, random weights). `library` is an `LLM` in this process, `paceline` a served one, `llama-server` the one that
-`python -m benchmarks.peers build llama-server` has built. Run it on a quiet machine.
+The model has half a billion weights (`benchmarks.model`), with a projector in the shape of LLaVA 1.5's (a ViT-L of 336 pixels,
+576 tokens a picture, random weights). `library` is an `LLM` in this process, `paceline` a served model, `llama-server` the build of
+`python -m benchmarks.peers build llama-server`. Run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Timed:
         return self.times[0] - self.start_s
 
     def gaps(self, begin_s: float, end_s: float) -> list[float]:
-        """Seconds between pieces, where they reach into a time."""
+        """Return the seconds between pieces that overlap a period."""
         pairs = zip(self.times, self.times[1:], strict=False)
         return [last - first for first, last in pairs if last > begin_s and first < end_s]
 
@@ -161,11 +161,11 @@ def arrival(chat: Chat, seed: int) -> dict[str, float]:
 
 
 class _Enough(Exception):
-    """A stream has shown what it was to show."""
+    """Ends a stream when its measurement is complete."""
 
 
 def together(works: Sequence[Callable[[], Timed]]) -> list[Timed]:
-    """Do all at once; return the outcomes in order. Raises what the first one that failed raised."""
+    """Run all calls at once; return the outcomes in order. Raises the first exception."""
     outcomes: list[Timed | BaseException] = [AssertionError("not run")] * len(works)
 
     def run(index: int) -> None:

@@ -1,15 +1,15 @@
-"""What sharing and keeping prefixes saves, and what it costs.
+"""The savings and the cost of sharing and caching prefixes.
 
 python -m benchmarks.memory [--part forks|shared|turns|half|idle|lookup]
 
-forks   four forks of a running conversation: time to their first tokens against what computing its history takes.
-shared  24 requests with a shared prefix, 8 at a time, cold: prompt tokens computed against the distinct ones.
-turns   12 conversations of 4 turns on 4 slots, driven by ids: tokens that later turns compute beyond their new ones.
+forks   four forks of a running conversation: time to their first tokens against computing its history.
+shared  24 requests with a shared prefix, 8 at a time, cold: prompt tokens computed against distinct prompt tokens.
+turns   12 conversations of 4 turns on 4 slots, driven by ids: tokens that later turns compute beyond their new tokens.
 half    eight requests that each need half of the KV cache: all complete in full.
-idle    30,000 idle cached tokens: what they cost a running stream.
+idle    30,000 idle cached tokens: their cost for a running stream.
 lookup  finding a path of 32,768 tokens among 200; and a prompt's beginning among 200 that are in host memory.
 
-Figures are ratios within one run, medians of several where time is measured; run it on a quiet machine.
+Figures are ratios within one run, medians of several for times; run it on a quiet machine.
 """
 
 from __future__ import annotations

@@ -20,13 +20,13 @@ _VOCABULARY = "models/ggml-vocab-qwen2.gguf"
 
 
 def cache_folder() -> Path:
-    """Where the build keeps llama.cpp, and this its model."""
+    """Return the cache folder of the build, for llama.cpp and this model."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "paceline"
 
 
 def vocabulary_file(source: Path | None) -> Path:
-    """Return the vocabulary in a llama.cpp source tree: the given one, or the one that the build unpacked."""
+    """Return the vocabulary in a llama.cpp source tree: the given tree, or the tree that the build unpacked."""
     trees = [source] if source is not None else sorted(cache_folder().glob("sources/llama.cpp-*"))
     for tree in trees:
         if (tree / _VOCABULARY).is_file():
@@ -44,7 +44,7 @@ def half_billion(source: Path | None) -> Path:
 def half_billion_of(type_name: str) -> Path:
     """Return the path of a model of about the same size with matrices of another type, such as "Q4_K".
 
-    Its rows of 2048 and 8192 columns are whole blocks of every type, as those of Qwen 2.5 0.5B are not.
+    Its rows of 2048 and 8192 columns are whole blocks of every type, unlike the rows of Qwen 2.5 0.5B.
     """
     spec = Qwen2Spec(
         n_layer=8, n_embd=2048, n_head=16, n_head_kv=2, n_ff=8192, n_ctx_train=4096, vocabulary=numbered(32000)
@@ -75,7 +75,7 @@ SIZES: Mapping[str, str] = {"cpu": "half-billion", "cuda": "seven-billion"}
 
 
 def qwen2(size: str) -> Path:
-    """Return the path of a model of one of the `SIZES`, written on first use (0.5 or 8 gigabytes)."""
+    """Return the path of a model of a size of `SIZES`, written on first use (0.5 or 8 gigabytes)."""
     return written(
         f"qwen2-{size}-q8_0.gguf", lambda path: write_model(path, _SPECS[size](None), seed=1, weights="Q8_0")
     )

@@ -1,11 +1,11 @@
-"""What each operation of a pass takes, against what the machine can do: where the rest of the time goes.
+"""The time of each operation of a pass, against the machine's limits.
 
 python -m benchmarks.operations [--model FILE | --random lfm2-350m] [--passes prompt,8,1] [--kernel llama.cpp] [--rounds 5]
 
-A prompt of 512 tokens, 8 streams and one, behind 64 cells each, of a model of half a billion weights (Q8_0), of --model FILE or
-of one of `benchmarks.state_models`. "Of peak" is the larger of both shares of the roofline: bytes, and products of codes or of
-floats. An operation computed by itself takes some microseconds more than in a pass, which is said: the sum of all against a
-pass that is not timed. Medians of all passes. Run it on a quiet machine.
+A prompt of 512 tokens, 8 streams and one stream, after 64 cells each, of a model of half a billion weights (Q8_0), of
+--model FILE or of a model of `benchmarks.state_models`. "Of peak" is the larger of both shares of the roofline: bytes, and products of
+codes or of floats. An operation computed by itself takes some microseconds more than in a pass; the output compares the sum of all with a
+pass without timing. Medians of all passes. Run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ Key = tuple[str, str, str]
 
 @dataclass(slots=True)
 class Passes:
-    """What passes took: as a whole without timing, and their operations."""
+    """Times of passes: as a whole without timing, and of their operations."""
 
     plain: list[float]
     operations: dict[Key, list[OperationTime]]
@@ -85,7 +85,7 @@ class Passes:
                 self.operations.setdefault((timing.operation, timing.name, timing.type), []).append(timing)
 
     def report(self, peaks: MachinePeaks) -> Iterator[str]:
-        """Yield lines: an operation each, those that take longest first."""
+        """Yield a line for each operation, longest first."""
         medians = {key: statistics.median([event.seconds for event in seen]) for key, seen in self.operations.items()}
         total, rest = sum(medians.values()), 0.0
         yield (

@@ -21,7 +21,7 @@ def tree(pid: int) -> list[int]:
 
 
 def cpu_s(pids: Iterable[int]) -> float:
-    """Return the processor time that processes have taken, those that have ended left out."""
+    """Return the processor time of running processes."""
     ticks = 0
     for pid in pids:
         with contextlib.suppress(OSError):

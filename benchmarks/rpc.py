@@ -1,11 +1,11 @@
-"""What computing in another process over RPC costs, and how long a lost server holds a stream up.
+"""The cost of computing in another process over RPC, and the pause of a stream when a server is lost.
 
 python -m benchmarks.rpc [--model FILE] [--rounds N] [--threads N]
 
 speed      generated tokens/s of 1 and 8 streams, and prompt tokens/s, with all layers here and all with a server on this
            machine, in interleaved rounds; either way in a worker process, and the server has as many threads.
 recovery   how long a running stream pauses when its server is killed, and started again at once.
-silence    from when the server is stopped for good to the error of a running stream.
+silence    from the final stop of the server to the error of a running stream.
 
 Run it on a quiet machine.
 """
@@ -47,7 +47,7 @@ class Server:
 
     @property
     def address(self) -> str:
-        """Where it listens."""
+        """The address of the server."""
         return f"127.0.0.1:{self.port}"
 
     def start(self) -> None:
@@ -107,7 +107,7 @@ def measure_speed(model: Path, threads: int, rounds: int) -> None:
 
 
 def measure_recovery(model: Path, threads: int, rounds: int) -> None:
-    """Print how much longer a stream takes whose server is killed at its beginning and started again."""
+    """Print how much longer a stream takes if its server is killed at its beginning and started again."""
     pauses = []
     server = Server(threads)
     try:
@@ -139,7 +139,7 @@ def _timed_stream(llm: LLM, killed: Server | None) -> tuple[float, float]:
 
 
 def measure_silence(model: Path, threads: int) -> None:
-    """Print when a stream ends whose server was stopped."""
+    """Print the time from a server's stop to the end of its stream."""
     server = Server(threads)
     try:
         with (

@@ -1,4 +1,4 @@
-"""What HTTP costs: the server's tokens a second against its engine's own, and how promptly its event loop turns.
+"""The cost of HTTP: the server's tokens a second against its engine's own, and the delays of its event loop.
 
 python -m benchmarks.server [--part speed|loop] [--model FILE | --demo] [--streams N ...] [--pairs N] [--isolation process|thread]
 
@@ -172,7 +172,7 @@ async def speed_of(streams: list[Coroutine[Any, Any, int]], num_tokens: int) -> 
 
 
 async def speed(model: Path, num_streams: int, options: argparse.Namespace) -> None:
-    """Interleaved pairs; both are loaded all the time, and one of them runs."""
+    """Run interleaved pairs; both are loaded all the time, and one of the two runs."""
     num_tokens, n_ctx = options.tokens, num_streams * (options.tokens + 64)
     flags = ["-m", str(model), "-np", str(num_streams), "-c", str(n_ctx), "--isolation", options.isolation]
     engine: dict[str, Any] = {"num_slots": num_streams, "n_ctx": n_ctx, "isolation": options.isolation}
@@ -243,7 +243,7 @@ def serve_with_ticker(flags: list[str]) -> int:
 
 
 async def keep_asking(port: int, seed: int, options: argparse.Namespace, until_s: float, n_vocab: int) -> int:
-    """One stream after the other, with prompts of different lengths; how many tokens came."""
+    """Run streams in a row, with prompts of different lengths; return the number of tokens."""
     count = turn = 0
     while time.monotonic() < until_s:
         turn += 1

@@ -1,4 +1,4 @@
-"""Speculation beside llama-server's, over HTTP with the same draft model: speed with and without, at several widths.
+"""Speculation against llama-server's, over HTTP with the same draft model: speed with and without, at several widths.
 
 python -m benchmarks.speculation --acceptance 0.5,0.7,0.9 --widths 1,4,16 --rounds 2
 python -m benchmarks.speculation --heads mtp
@@ -8,16 +8,16 @@ python -m benchmarks.speculation --demo
 python -m benchmarks.speculation --demo --servers paceline-off,paceline-drafts --rounds 100
 python -m benchmarks.speculation --acceptance 0.9 --widths 16 --cached --servers paceline,paceline-drafts
 
-The models are `walk_models`: what a draft model proposes is right with a set probability. The servers stay for all rounds of a
-launch, with and without drafts; each round has prompts of its own, and goes through them in turn. llama-server drafts three
+The models are `walk_models`: proposals of the draft model are right with a set probability. The servers stay for all rounds of a
+launch, with and without drafts; each round has prompts of its own, and uses the servers in turn. llama-server drafts three
 tokens a slot by default; --n-max gives both another bound. With its defaults the idle threads of one model's context poll while
 the other's compute, on the same cores, so it runs with drafts a second time without polling: "tuned". --ngram measures prompt
 lookup instead of a draft model, on prompts that hold their output: a stretch of the walk, twice. --heads measures draft heads
 of a set acceptance: a next-token-prediction head in the target's file, or an EAGLE-3 file beside it. --demo measures the demo
-model with its draft model, on the beginnings of stories. --cached has the same prompts in all rounds, and a round before them
-that is not counted. "paceline-off", where it is named, is the server with drafts, asked for none by its requests: it has itself
-to be compared with, as two processes of the same server differ by a few per cent. Its rounds show the engine what passes without
-drafts take, which one that always drafts sees more seldom.
+model with its draft model, on the beginnings of stories. --cached has the same prompts in all rounds, after a round that
+is not counted. "paceline-off", if it is named, is the server with drafts and requests without them: this compares a server with
+itself, as two processes of the same server differ by a few per cent. Its rounds teach the engine the time of passes without
+drafts, which an engine that always drafts sees more seldom.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _NO_POLLING = ("--poll", "0", "--spec-draft-poll", "0")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one run of a server gave: tokens per second, median time to first token and longest gap in seconds."""
+    """The figures of a run of a server: tokens per second, median time to first token and longest gap in seconds."""
 
     tokens_per_s: float
     ttft_s: float
@@ -69,7 +69,7 @@ class WithoutDrafts(LlamaServerDialect):
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """What drafts for which model. flags: of both servers; peer_flags: of llama-server beside them."""
+    """A drafter and its target model. flags: of both servers; peer_flags: additional flags of llama-server."""
 
     name: str
     model: Path
@@ -85,7 +85,7 @@ class EditingPrompts(PromptMaker):
         self._following = following
 
     def token_ids(self, segments: tuple[Segment, ...], variation: int = 0) -> list[int]:
-        """Return the ids of the segments; of each its first token counts, and those behind it follow from it."""
+        """Return the ids of the segments; only the first token of each counts, and the next tokens follow from it."""
         ids: list[int] = []
         for segment in segments:
             first = super().token_ids((Segment(segment.seed, 1),), variation)
@@ -181,7 +181,7 @@ def measure_once(
     first_round: int,
     found: dict[int, dict[str, list[Outcome]]],
 ) -> None:
-    """Start the servers, and add what they do in all rounds at all widths to `found`."""
+    """Start the servers, and add their figures of all rounds and widths to `found`."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         servers = {
@@ -202,7 +202,7 @@ def measure_once(
 
 
 def drafting_with(heads: str | None, acceptance: float | None) -> Drafting:
-    """Return what drafts: n-grams where there is no acceptance, draft heads, or a draft model. Writes files on first use."""
+    """Return the drafter: n-grams if there is no acceptance, draft heads, or a draft model. Writes files on first use."""
     if acceptance is None:
         return Drafting("ngram", walk_models.target(), ("--spec-type", "ngram-simple"))
     if heads == "mtp":
@@ -247,7 +247,7 @@ def launches(options: argparse.Namespace, drafting: Drafting) -> dict[str, Launc
 
 
 def run(what: Workload, prompts: PromptMaker, server: Running, variation: int) -> Outcome:
-    """Run the workload once; ends the program where a request failed."""
+    """Run the workload once; end the program if a request failed."""
     replies = asyncio.run(Run(what, prompts, server, server.how.dialect, variation).all())
     failed = [reply for reply in replies if reply.status != "complete"]
     if failed:
@@ -286,7 +286,7 @@ def report(drafts: str, width: int, found: dict[str, list[Outcome]], num_rounds:
 
 
 def _ratio(outcomes: list[Outcome], base: list[Outcome], in_group: int) -> str:
-    """Return the geometric mean over the rounds, with its standard error: over groups, such as launches, where there are several.
+    """Return the geometric mean over the rounds, with its standard error, over groups (launches) if there are several.
 
     Two processes of the same server differ by a few per cent for as long as they live.
     """

@@ -1,4 +1,4 @@
-"""Models whose memory is a window or a state: random weights in real shapes, Q8_0, with the vocabulary of Qwen 2."""
+"""Models with a sliding window or a recurrent state: random weights in real shapes, Q8_0, with the vocabulary of Qwen 2."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from paceline.testing.models import (
 
 @dataclass(frozen=True, kw_only=True)
 class WideGemma3Spec(Gemma3Spec):
-    """Gemma 3, whose heads are wider than its embeddings."""
+    """Gemma 3, with heads wider than its embeddings."""
 
     @property
     def head_size(self) -> int:

@@ -1,4 +1,4 @@
-"""What checkpoints save on models whose memory cannot be cut, and what they cost.
+"""The savings and the cost of checkpoints on models with memory that cannot be cut.
 
 python -m benchmarks.states [--model gemma3-270m|gemma3-1b|lfm2-350m|lfm2-1.2b|falcon-h1|granite4-tiny]
                             [--part shared|prefill|decode|forks|turns]
@@ -6,11 +6,11 @@ python -m benchmarks.states [--model gemma3-270m|gemma3-1b|lfm2-350m|lfm2-1.2b|f
 shared   16 requests with 1,024 tokens in common, 8 at a time: seconds, and prompt tokens computed.
 prefill  prompts of 2,048 tokens with checkpoints, and without the cache, in turns: ratio of their speeds, passes of each.
 decode   8 streams without anything in common, with the cache and without, in turns: ratio of their speeds.
-forks    a fork of a running conversation of 3,000 tokens: time to its first token, beside what computing its history takes.
+forks    a fork of a running conversation of 3,000 tokens: time to its first token, against computing its history.
 turns    12 conversations of 4 turns on 4 slots: seconds, and prompt tokens computed.
 
 The models have random weights in the named shapes, Q8_0, with the vocabulary of Qwen 2. Figures are of one run each; medians
-where a ratio is given. Run it on a quiet machine.
+for ratios. Run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class PassSums(Instrument):
         self.begin()
 
     def begin(self) -> None:
-        """Forget what was."""
+        """Forget all records."""
         self.num_passes, self.own_s = 0, 0.0
 
     def tick_finished(self, record: TickRecord) -> None:
@@ -68,7 +68,7 @@ class PassSums(Instrument):
 
 
 def prefill(model: Model, pairs: int = 4) -> None:
-    """Compare the time to a prompt's first token with checkpoints and without, and show where the difference comes from."""
+    """Compare the time to a prompt's first token with checkpoints and without, and show the parts of the difference."""
     ratios, sums = [], PassSums()
     with LLM(model, num_slots=1, n_ctx=8192, instruments=[sums]) as llm:
         llm.generate(ids(600, 99, model.n_vocab), ENDLESS.replace(max_tokens=1))  # learns what saving takes

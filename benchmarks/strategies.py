@@ -1,15 +1,15 @@
-"""Throughput against the longest gap, for every batch strategy: what bounding inter-token latency costs.
+"""Throughput against the longest gap, for every batch strategy: the cost of bounding inter-token latency.
 
 python -m benchmarks.strategies [--streams 8] [--load equal|mixed|long] [--rounds 3] [--picture FILE.png]
 
-A closed loop: so many clients, each with its next request as soon as the one before has ended, greedy and to full length.
+A closed loop of clients, each with its next request as soon as its last request has ended, greedy and to full length.
 
 equal   two requests a client, of 128 prompt tokens and 64 generated
 mixed   four a client, of 64 to 192 and 32 to 96
 long    two a client, of 1,024 and 64
 beside  all clients decode 200 tokens, and one prompt of 2,000 comes: how long they wait, and it
 
-Each round runs every strategy, one after the other. Figures are medians over the rounds; the first column of the table is
+Each round runs every strategy in turn. Figures are medians over the rounds; the first column of the table is
 relative to the best median of the table. Longest gap: of any client between two of its tokens. --small takes a random Llama of
 50 million parameters instead of the 0.5 billion.
 """
@@ -75,7 +75,7 @@ def jobs(load: str, streams: int, n_vocab: int) -> list[Job]:
 
 
 class ClosedLoop(Instrument):
-    """Notes the tokens of each request by the ends of the ticks that drew them, and counts those that have ended."""
+    """Notes the tokens of each request by the ends of the ticks that drew them, and counts ended requests."""
 
     def __init__(self, requests: Sequence[Job]) -> None:
         self._requests = requests
@@ -117,7 +117,7 @@ class ClosedLoop(Instrument):
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one run. Gaps are those of the streams, without the prompt beside them."""
+    """The figures of a run. Gaps are of the streams, without the prompt beside them."""
 
     tokens_per_s: float
     itl_median_s: float

@@ -1,8 +1,8 @@
-"""Models whose next token follows from the last one alone, and draft models and heads that know it for a set share of the tokens.
+"""Models with a next token that depends on the last token alone, and draft models and heads that are right for a set share.
 
 Speculation is measured with them at an acceptance that is known: a target of Qwen 2.5 0.5B's shape walks through its vocabulary
 in a random order, and a small draft model of the same order is wrong about every token of a random choice. Embeddings are so
-large that layers hardly change them, and the output layer has the embedding of a token in the row of the next one. Draft heads
+large that layers hardly change them, and the output layer has the embedding of a token in the row of the next token. Draft heads
 pass the newest token on to an output layer of their own, which is wrong about as many.
 """
 
@@ -105,7 +105,7 @@ def _write(path: Path, spec: ModelSpec, share_wrong: float) -> None:
 
 
 def _lead_on(outputs: Any, embeddings: Any, spec: ModelSpec, share_wrong: float) -> None:
-    """Put the embedding of each token into the row of the one that is said to follow."""
+    """Put the embedding of each token into the row of the token that is to follow."""
     ids, after = _walk(spec.vocabulary.size, spec.vocabulary.control, share_wrong)
     outputs[after] = embeddings[ids]
 

@@ -1,4 +1,4 @@
-"""Generate several completions of one prompt and keep the one the model finds most likely.
+"""Generate several completions of one prompt and keep the most likely.
 
 python examples/best_of_n.py [model.gguf]
 """

@@ -1,4 +1,4 @@
-"""Chat in a loop: replies are streamed, Ctrl-C stops a reply and keeps what came of it, old messages leave a full context.
+"""Chat in a loop: replies are streamed, Ctrl-C stops a reply and keeps its text so far, old messages leave a full context.
 
 python examples/chatbot.py [model.gguf]
 """

@@ -1,4 +1,4 @@
-"""A conversation of three turns: prefix caching computes only what is new in each.
+"""A conversation of three turns: prefix caching computes only the new tokens of each.
 
 python examples/conversation.py [model.gguf]
 """

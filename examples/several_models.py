@@ -1,4 +1,4 @@
-"""Two models in the room for one: each is loaded when it is used, and unloaded when the other one needs the room.
+"""Two models in the memory for one: each is loaded when it is used, and unloaded when the other model needs the memory.
 
 python examples/several_models.py [models.toml]
 """

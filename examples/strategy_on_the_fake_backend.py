@@ -26,7 +26,7 @@ class SmallChunks:
 
 
 class LongestTick(Instrument):
-    """The longest tick after the first ones."""
+    """Return the longest tick after the first ticks."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

@@ -83,7 +83,7 @@ class Server(uvicorn.Server):
         self.llm: paceline.AsyncLLM = app.state.llm
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Refuse new chats and let those that run go on; after SHUTDOWN_S they end with the reason "shutdown"."""
+        """Refuse new chats and let running chats go on; after SHUTDOWN_S they end with the reason "shutdown"."""
         if not self.should_exit:
             threading.Thread(target=self.llm.close, kwargs={"drain": True, "timeout_s": SHUTDOWN_S}).start()
         super().handle_exit(sig, frame)

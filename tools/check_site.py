@@ -14,7 +14,7 @@ _NO_LOAD = {"canonical", "prev", "next", "edit"}  # of <link>: an address, not a
 
 
 class _Loads(HTMLParser):
-    """Collect what a page makes a browser load from elsewhere."""
+    """Collect the URLs of other hosts that a page makes a browser load."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class _Loads(HTMLParser):
 
 
 def main(folder: Path) -> int:
-    """Print what is wrong and return the exit status."""
+    """Print the errors and return the exit status."""
     pages = sorted(folder.rglob("*.html"))
     if not pages:
         print(f"{folder} has no pages; build the site first")

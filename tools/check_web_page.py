@@ -18,7 +18,7 @@ ELSEWHERE = re.compile(r"(?:src|href)=[\"']?(?:https?:)?//", re.IGNORECASE)
 
 
 def problems(files: dict[str, bytes]) -> list[str]:
-    """Return what is wrong with the files of a page, by their names in it."""
+    """Return the errors in the files of a page, by their names in it."""
     if "index.html" not in files:
         return ["it has no index.html: the page was not built, see PACELINE_WEBUI"]
     found = []
@@ -38,7 +38,7 @@ def problems(files: dict[str, bytes]) -> list[str]:
 
 
 def compressed_bytes(files: dict[str, bytes]) -> int:
-    """Return the bytes of what a browser loads, each file compressed."""
+    """Return the number of bytes that a browser loads, each file compressed."""
     return sum(len(gzip.compress(data, 9)) for name, data in files.items() if name not in NOT_LOADED)
 
 

@@ -10,7 +10,7 @@ import griffe
 
 
 class ShowKeywords(griffe.Extension):
-    """Replaces the parameters of each constructor that takes `**options: Unpack[...]` by those that `help` shows."""
+    """Replaces the parameters of each constructor that takes `**options: Unpack[...]` by the parameters that `help` shows."""
 
     def on_class_members(self, *, cls: griffe.Class, **_: Any) -> None:
         """Replace the parameters of the constructor of a class."""

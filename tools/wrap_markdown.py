@@ -2,7 +2,7 @@
 
 python tools/wrap_markdown.py README.md docs/guide/*.md
 
-Code, tables, headings and API directives (`:::` and what is indented below) stay as they are. Words never change.
+Code, tables, headings and API directives (`:::` and the lines indented below) are not changed. Words never change.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def wrapped(text: str) -> str:
 
 
 def main(names: list[str]) -> None:
-    """Wrap the files and print those that changed."""
+    """Wrap the files and print the names of changed files."""
     for path in map(Path, names):
         before = path.read_text(encoding="utf-8")
         after = wrapped(before)

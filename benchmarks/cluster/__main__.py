@@ -2,11 +2,11 @@
 
 python -m benchmarks.cluster [--replicas 4,16,64] [--traces shared,chats,agents] [--policies power_of_two,ours] [--load 0.6]
 
-Each replica is the real scheduler and KV cache on a fake backend: 20 ms a pass and 1 ms a token, 8 slots, 16,384 cells. What
-arrives is drawn from a seed, so that the same command prints the same table. Load: requests a second and replica. Others than
-ours see exact numbers of open requests at once; ours sees reports, twice a second and 0.1 s old.
+Each replica is the real scheduler and KV cache on a fake backend: 20 ms a pass and 1 ms a token, 8 slots, 16,384 cells.
+Arrivals are drawn from a seed, so that the same command prints the same table. Load: requests a second and replica. Other
+policies than ours see exact numbers of open requests at once; ours sees reports, twice a second and 0.1 s old.
 
-prompt tokens computed    relative to power_of_two, where that is among the policies
+prompt tokens computed    relative to power_of_two, if it is among the policies
 imbalance                 the busy time of the busiest replica, relative to the mean
 """
 
@@ -55,7 +55,7 @@ def row(name: str, outcome: Outcome, base: Outcome | None, took_s: float) -> str
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return what reads the options."""
+    """Return the parser of the options."""
     found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     found.add_argument("--replicas", default="4,16,64", help="numbers of replicas")
     found.add_argument("--traces", default=",".join(TRACES), help="names, or files of JSON lines")

@@ -1,9 +1,9 @@
-"""What routing costs: a request at the router, a report at the router, a digest on the engine's thread.
+"""The cost of routing: a request at the router, a report at the router, a digest on the engine's thread.
 
 python -m benchmarks.cluster.costs
 
-Medians of 200 calls. Every replica has 8,184 hashes, all that fit into 64 KiB, half of them those of all others; a prompt has
-4,096 tokens, of which replicas have different parts. The engine's tree has 100 sequences of 2,000 tokens with the first 1,000
+Medians of 200 calls. Every replica has 8,184 hashes, all that fit into 64 KiB, half of them common to all replicas; a prompt
+has 4,096 tokens, of which replicas have different parts. The engine's tree has 100 sequences of 2,000 tokens with the first 1,000
 in common.
 """
 
@@ -55,7 +55,7 @@ def digest_of(hashes: list[int]) -> PrefixDigest:
 
 
 def route(num_replicas: int) -> None:
-    """Print what a request and a report cost with so many replicas."""
+    """Print the cost of a request and of a report by the number of replicas."""
     random = Random(1)
     token_ids = [random.randrange(150_000) for _ in range(4096)]
     prompt = hash_prompt(token_ids, RequestOptions())
@@ -95,7 +95,7 @@ def route(num_replicas: int) -> None:
 
 
 def digest() -> None:
-    """Print what a digest costs the engine's thread."""
+    """Print the cost of a digest on the engine's thread."""
     random, tree = Random(1), RadixTree()
     head = [random.randrange(150_000) for _ in range(1000)]
     for _ in range(100):

@@ -12,7 +12,7 @@ from paceline.cluster import BLOCK_TOKENS, PromptBlocks, ReplicaReport, Router
 
 @dataclass
 class Cluster:
-    """What a policy sees: the replicas that are there, and how many requests are open at each."""
+    """The view of a policy: the replicas, and the number of open requests at each."""
 
     names: list[str]
     num_open: dict[str, int] = field(default_factory=dict)
@@ -65,14 +65,14 @@ class RoundRobin(_Blind):
 
 
 class LeastLoaded(_Blind):
-    """The one with the fewest open requests."""
+    """The replica with the fewest open requests."""
 
     def choose(self, prompt: PromptBlocks, cluster: Cluster, now_s: float) -> str:
         return cluster.least_loaded(cluster.names, self.random)
 
 
 class PowerOfTwo(_Blind):
-    """Of two random ones the one with fewer open requests."""
+    """The replica with fewer open requests, of two random replicas."""
 
     def choose(self, prompt: PromptBlocks, cluster: Cluster, now_s: float) -> str:
         two = self.random.sample(cluster.names, min(2, len(cluster.names)))
@@ -80,11 +80,11 @@ class PowerOfTwo(_Blind):
 
 
 class PrefixAffinity(_Blind):
-    """Sends a prompt to where most of it was sent before, however busy that is; nothing is ever forgotten.
+    """Sends a prompt to the replica that got most of it before, however busy it is; nothing is ever forgotten.
 
-    max_imbalance: with it, only while the numbers of open requests differ by no more; as Ray Serve's prefix router by default
-    does, which takes the better of two otherwise, and where less than a tenth of a prompt is known the replica with the
-    fewest known prefixes.
+    max_imbalance: if given, only while the numbers of open requests differ by no more, like Ray Serve's prefix router by
+    default. That router otherwise takes the better of two replicas, and if less than a tenth of a prompt is known, the
+    replica with the fewest known prefixes.
     """
 
     def __init__(self, random: Random, max_imbalance: int | None = None) -> None:

@@ -1,9 +1,9 @@
-"""What Ray Serve costs a stream of tokens: `paceline cluster serve` with one replica beside `paceline serve`, over HTTP.
+"""The cost of Ray Serve for a stream of tokens: `paceline cluster serve` with one replica against `paceline serve`, over HTTP.
 
 python -m benchmarks.cluster.ray_costs [--rounds N]
 
 Each server has the demo model, as many slots as streams, and the machine to itself; each round is greedy streams of 300 tokens,
-all at once. CPU is that of the server with all its processes, Ray's included. Run it on a quiet machine.
+all at once. CPU is the processor time of all processes of the server, Ray's included. Run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -122,13 +122,13 @@ def _count(_num_events: int) -> None:
 
 
 def _gaps(reply: Reply) -> Iterator[float]:
-    """Yield the time of each token after the first: those that came at once share the pause before them."""
+    """Yield the time of each token after the first; tokens of one event share the pause before them."""
     for before_s, at_s, size in zip(reply.times_s, reply.times_s[1:], reply.sizes[1:], strict=False):
         yield from [(at_s - before_s) / size] * size
 
 
 def _cpu_s(root: int) -> float:
-    """Return the processor time of a process and all below it, and of what is in its session."""
+    """Return the processor time of a process, its descendants, and the processes of its session."""
     total = 0
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:

@@ -26,7 +26,7 @@ _QUESTION = -1  # the key of digests and slots: requests have keys from 0 on
 
 @dataclass(frozen=True)
 class Machine:
-    """What a replica is: its costs, its cells, its slots, and what a report may take."""
+    """The properties of a replica: costs, cells, slots, and the largest size of a report."""
 
     cost: FakeCost = dataclasses.field(default_factory=lambda: FakeCost(base_s=0.02, token_s=0.001))
     num_cells: int = 16_384
@@ -47,7 +47,7 @@ class _Commands:
 
 @dataclass
 class Job:
-    """A request, and what came of it. num_moved: how often its replica left before its end."""
+    """A request and its outcome. num_moved: how often its replica left before its end."""
 
     key: int
     prompt: list[int]
@@ -70,8 +70,8 @@ class Replica:
 
     Attributes:
         clock: At the end of the last tick.
-        busy_s: What its ticks took.
-        jobs: Those that have not ended, by key.
+        busy_s: Seconds in ticks.
+        jobs: Unfinished jobs, by key.
     """
 
     def __init__(self, name: str, machine: Machine, epoch: int = 1) -> None:
@@ -99,7 +99,7 @@ class Replica:
         self._meter = LoadMeter(machine.num_cells)
 
     def submit(self, job: Job) -> None:
-        """Queue a job for the next tick; one that was moved continues behind what it has."""
+        """Queue a job for the next tick; a moved job continues after its tokens so far."""
         params = SamplingParams(temperature=0, max_tokens=job.max_tokens - len(job.generated), ignore_eos=True)
         prompt = job.prompt + job.generated
         request = Request(

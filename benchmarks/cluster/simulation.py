@@ -1,4 +1,4 @@
-"""Many replicas, one after the other in simulated time: arrivals, ticks, reports that are late or lost, replicas that leave."""
+"""Many replicas, in turn in simulated time: arrivals, ticks, reports that are late or lost, replicas that leave."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from paceline.request import RequestOptions
 
 @dataclass(frozen=True)
 class Setting:
-    """What is simulated beside the trace.
+    """The simulation's settings besides the trace.
 
-    report_s: seconds between the reports of a replica. delay_s: until one arrives. lost_share: of reports that never arrive.
-    leaves: at which time which replica is gone with all that it had.
+    report_s: seconds between the reports of a replica. delay_s: seconds until a report arrives. lost_share: share of reports
+    that never arrive. leaves: the times at which replicas leave, with all of their state.
     """
 
     num_replicas: int
@@ -34,7 +34,7 @@ class Setting:
 
 @dataclass
 class Outcome:
-    """What came of a trace. update_bytes: of digests in each report that was sent."""
+    """The results of a trace. update_bytes: bytes of digests in each sent report."""
 
     jobs: list[Job] = field(default_factory=list)
     busy_s: list[float] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Outcome:
 
 
 class Simulation:
-    """Events in the order of their times; those of one time in the order in which they were made."""
+    """Events in the order of their times, at equal times in the order of creation."""
 
     def __init__(self, trace: list[Dialogue], policy: Policy, setting: Setting) -> None:
         self._policy, self._setting = policy, setting

@@ -1,9 +1,9 @@
 """Arrivals: conversations with their turns. Drawn from a seed, or read from a file of JSON lines, one conversation a line.
 
 unrelated  one turn each, nothing shared
-shared     one turn each behind one of a few long system prompts, the first of them as often as all others together
-chats      several turns each, with time to think between them, behind one of many shorter system prompts
-agents     a tree: tasks behind one system prompt, each of which asks several times at once with its own long context
+shared     one turn each after a long system prompt of a few, the first of them as often as all others together
+chats      several turns each, with time to think between them, after a shorter system prompt of many
+agents     a tree: tasks after one system prompt, each with several requests at once with its own long context
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """What a caller adds to the conversation, the tokens that come out, and the seconds until the next turn."""
+    """The caller's tokens of a turn, the number of generated tokens, and the seconds until the next turn."""
 
     added: tuple[int, ...]
     num_generated: int
@@ -25,7 +25,7 @@ class Turn(msgspec.Struct, frozen=True):
 
 
 class Dialogue(msgspec.Struct, frozen=True):
-    """A conversation. head: what it begins with, which others may share."""
+    """A conversation. head: its first tokens, which others may share."""
 
     start_s: float
     head: tuple[int, ...]

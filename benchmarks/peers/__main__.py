@@ -6,15 +6,15 @@ python -m benchmarks.peers run --workloads steady-8,mixed-8 --rounds 3 [--server
 python -m benchmarks.peers report
 python -m benchmarks.peers timeline --workload long-among
 
---model gemma3-1b (and others) runs on a model whose memory is a window or a state, with workloads for it.
+--model gemma3-1b (and others) runs on a model with a sliding window or a recurrent state, with workloads for it.
 
-Each step of `run` starts a server, runs one workload once and stops the server; the servers of a round run one behind the other
-(A B, then B A). A step whose record is there is left out, so a long run can be cut short and go on later: --seconds ends it
-before a step that would begin after that time. Records are kept in a folder by revision; --results names another one.
-With --keep-servers they run for all rounds of a workload, and each round has prompts of its own.
+Each step of `run` starts a server, runs one workload once and stops the server; the servers of a round run in a row (A B, then
+B A). A step with a record is skipped, so a long run can be cut short and go on later: --seconds ends it before a step that would
+begin after that time. Records are kept in a folder by revision; --results names another folder. With --keep-servers servers
+run for all rounds of a workload, and each round has prompts of its own.
 
-llama-server is built from paceline's own llama.cpp source, with its flags and compiler (so without OpenMP; --openmp builds the
-one with it). --portable is the build with GGML_NATIVE=OFF, which wants paceline built so as well: --paceline names the
+llama-server is built from paceline's own llama.cpp source, with its flags and compiler (so without OpenMP; --openmp builds with
+it). --portable is the build with GGML_NATIVE=OFF, which needs paceline built so as well: --paceline names the
 interpreter of that environment. For AVX2 alone PACELINE_CPU_MATMUL=avx2 as well: paceline's products choose at run time.
 """
 
@@ -92,7 +92,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def names(text: str) -> list[str]:
-    """Split a list at its commas; those before an option of a strategy (name=value) belong to the strategy."""
+    """Split a list at its commas, except commas before an option of a strategy (name=value)."""
     return [name for name in re.split(r",(?![a-z_]+=)", text) if name]
 
 

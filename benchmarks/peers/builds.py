@@ -1,7 +1,7 @@
 """Builds the peers: llama-server from paceline's own llama.cpp source, Python packages in environments of their own.
 
 llama-server gets the source, flags and compiler that the installed core of paceline was built with. All is kept in paceline's
-cache folder. A build that was cut short goes on where it was.
+cache folder. An interrupted build is continued.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What may differ from paceline's own build: the instruction sets (True: those of this CPU) and the threads."""
+    """Allowed differences from paceline's own build: instruction sets (True: this CPU's) and threads."""
 
     is_native: bool = True
     has_openmp: bool = False
@@ -46,7 +46,7 @@ def peers_folder() -> Path:
 
 
 def build_info(interpreter: Path) -> dict[str, Any]:
-    """Return what the core of paceline in an environment was built from and with."""
+    """Return the source, flags and compiler of the core of paceline in an environment."""
     code = (
         "import json; from paceline import _native as n; "
         "print(json.dumps(n.build_info() | {'features': n.backend_features()}))"
@@ -57,7 +57,7 @@ def build_info(interpreter: Path) -> dict[str, Any]:
 
 
 def cmake_flags(info: Mapping[str, Any], variant: Variant) -> list[str]:
-    """Return the flags of paceline's core, with those that the variant changes."""
+    """Return the flags of paceline's core, with the variant's changes."""
     flags = dict(flag.split("=", 1) for flag in info["flags"])
     flags |= {
         "CMAKE_BUILD_TYPE": info["build_type"],
@@ -76,7 +76,7 @@ def build_key(info: Mapping[str, Any], variant: Variant) -> str:
 
 
 def llama_server_path(info: Mapping[str, Any], variant: Variant) -> Path:
-    """Return where llama-server of this key is, or will be."""
+    """Return the path of the llama-server of this key, built or not."""
     short = hashlib.sha256(build_key(info, variant).encode()).hexdigest()[:12]
     return peers_folder() / f"llama-server-{variant.name}-{short}"
 
@@ -88,7 +88,7 @@ def build_folder(info: Mapping[str, Any], variant: Variant) -> Path:
 
 
 def check_instruction_sets(info: Mapping[str, Any], variant: Variant) -> None:
-    """Fail where paceline's core and the variant are not both native or both portable: their figures would not compare."""
+    """Fail if only one of paceline's core and the variant is native: their figures would not compare."""
     if ("GGML_NATIVE=OFF" in info["flags"]) == variant.is_native:
         own, option = ("portable", "with") if variant.is_native else ("native", "without")
         raise SystemExit(
@@ -103,7 +103,7 @@ def find_llama_server(info: Mapping[str, Any], variant: Variant) -> Path | None:
 
 
 def build_llama_server(info: Mapping[str, Any], variant: Variant, jobs: int) -> Path:
-    """Build llama-server where it is missing.
+    """Build llama-server if it is missing.
 
     Variants of the same instruction sets share a build folder. Others do not: CMake keeps the sets of a folder's first
     configuration, and a portable build in the folder of a native one would have none at all.
@@ -123,7 +123,7 @@ def build_llama_server(info: Mapping[str, Any], variant: Variant, jobs: int) -> 
 
 
 def check_compiler(folder: Path, expected: str) -> None:
-    """Fail where CMake found another compiler than the one of paceline's core (CC and CXX name one)."""
+    """Fail if CMake found another compiler than the compiler of paceline's core (CC and CXX name it)."""
     for file in folder.glob("CMakeFiles/*/CMakeCXXCompiler.cmake"):
         text = file.read_text()
         found = [text.split(f'set(CMAKE_CXX_COMPILER_{part} "')[1].split('"')[0] for part in ("ID", "VERSION")]
@@ -139,7 +139,7 @@ def package_interpreter(name: str) -> Path:
 
 
 def build_package(name: str, info: Mapping[str, Any]) -> Path:
-    """Install a package in an environment of its own; what it compiles gets the flags of paceline's core."""
+    """Install a package in an environment of its own, compiled with the flags of paceline's core."""
     python = package_interpreter(name)
     if not python.is_file():
         venv.create(python.parent.parent, with_pip=True)

@@ -1,4 +1,4 @@
-"""An HTTP client that costs little: one socket a request, which keeps what came with its time and reads it afterwards."""
+"""A cheap HTTP client: one socket a request, which stores the received bytes with their times and parses them afterwards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Status = Literal["complete", "left", "failed"]
 
 @dataclass(slots=True)
 class Reply:
-    """What one request got. Times are seconds of `time.perf_counter`; `sizes` are the tokens of each event in `times_s`."""
+    """The response to a request. Times are seconds of `time.perf_counter`; `sizes` are the tokens of each event in `times_s`."""
 
     start_s: float
     end_s: float = 0.0
@@ -40,7 +40,7 @@ class Call:
 
 
 class Dialect(Protocol):
-    """How a server is asked for a completion, and what its events say."""
+    """The request for a completion in a server's API, and the parser of its events."""
 
     path: str
     takes_ids: bool
@@ -145,9 +145,9 @@ def request_bytes(dialect: Dialect, call: Call) -> bytes:
 def read_reply(
     pieces: list[tuple[float, bytes]], start_s: float, dialect: Dialect, max_tokens: int, *, has_left: bool
 ) -> Reply:
-    """Read what came: an event's time is that of the piece in which its line ended.
+    """Parse the received bytes: an event's time is the time of the piece in which its line ended.
 
-    Of a server that says no totals, a reply that ended for its length has `max_tokens`.
+    If a server reports no totals, a reply that ended for its length has `max_tokens`.
     """
     reply = Reply(start_s, end_s=pieces[-1][0] if pieces else time.perf_counter())
     rest = b""

@@ -28,7 +28,7 @@ class PromptMaker:
         self._pieces = pieces
 
     def token_ids(self, segments: tuple[Segment, ...], variation: int = 0) -> list[int]:
-        """Return the ids of the segments, one behind the other; each variation has others, in the same pattern."""
+        """Return the ids of the segments in a row; each variation has other ids, in the same pattern."""
         ids: list[int] = []
         for segment in segments:
             draw = Random(segment.seed + _VARIATION * variation)
@@ -52,7 +52,7 @@ def check_counts(call: Call, dialect: Dialect, reply: Reply) -> None:
 
 
 class Run:
-    """One run of a workload against a server. `variation`: of its prompts, as a server knows those that it has had."""
+    """One run of a workload against a server. `variation`: number of its set of prompts, since servers cache prompts."""
 
     def __init__(
         self, workload: Workload, prompts: PromptMaker, server: Running, dialect: Dialect, variation: int = 0

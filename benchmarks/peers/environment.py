@@ -1,4 +1,4 @@
-"""What a figure depends on beside the code: the machine, the builds, the revision."""
+"""The environment of a figure: the machine, the builds, the revision."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def revision() -> str:
-    """Return the short commit of the checkout, with a + where files differ from it."""
+    """Return the short commit of the checkout, with a + if files differ from it."""
     commit = _output("git", "rev-parse", "--short=9", "HEAD")
     changed = _output("git", "status", "--porcelain", "--untracked-files=no")
     return (commit or "unknown") + ("+" if changed else "")
@@ -36,7 +36,7 @@ def gpu_names() -> list[str]:
 
 
 def record(info: dict[str, Any]) -> dict[str, Any]:
-    """Return what is kept with every run; `info` is `builds.build_info` of paceline."""
+    """Return the environment to be recorded with every run; `info` is `builds.build_info` of paceline."""
     return {
         "revision": revision(),
         "cpu": cpu_name(),

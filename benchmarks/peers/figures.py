@@ -14,7 +14,7 @@ from benchmarks.peers.workloads import Target, Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestTimes:
-    """What is kept of a request: seconds since the run began."""
+    """The record of a request, in seconds since the run began."""
 
     role: str
     status: str
@@ -61,7 +61,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def figures(requests: Sequence[RequestTimes], max_gap_s: float) -> dict[str, float]:
-    """Return the figures of some requests of a run; what cannot be said of them is left out."""
+    """Return the figures of some requests of a run; undefined figures are left out."""
     served = [request for request in requests if request.status != "failed"]
     found: dict[str, float] = {"complete": sum(request.status == "complete" for request in requests)}
     if not served:
@@ -115,14 +115,14 @@ Rounds = Mapping[int, float]
 
 
 def ratios(ours: Rounds, theirs: Rounds) -> Spread | None:
-    """Return the ratios of rounds that both have; None where there is none."""
+    """Return the ratios of common rounds; None if there are none."""
     found = [ours[number] / theirs[number] for number in ours.keys() & theirs.keys() if theirs[number]]
     return spread(found) if found else None
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A target and what was measured for it."""
+    """A target and its measured figures."""
 
     target: Target
     measured: Spread
@@ -130,7 +130,7 @@ class Verdict:
 
 
 def verdict(target: Target, ours: Rounds, theirs: Rounds) -> Verdict | None:
-    """Return whether the median over the rounds meets the target; `theirs` is what it is compared with, or empty."""
+    """Return whether the median over the rounds meets the target; `theirs` are the peer's figures, or empty."""
     if target.beside is None and target.of_role is None:
         measured: Spread | None = spread(list(ours.values())) if ours else None
     elif target.is_difference:
@@ -163,7 +163,7 @@ class Record:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Record:
-        """Return the record of what `to_json` gave."""
+        """Return the record from the output of `to_json`."""
         requests = tuple(
             RequestTimes(**request | {"times_s": tuple(request["times_s"])}) for request in fields["requests"]
         )

@@ -122,6 +122,6 @@ def _trade(name: str, servers: dict[str, Sequence[Record]] | Any) -> Any:
 
 
 def _plain_numbers(axes: Any) -> None:
-    """Write 0.4 where a logarithmic axis would have 4 times a power of ten."""
+    """Write 0.4 instead of 4 times a power of ten on a logarithmic axis."""
     for which in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
         which("{x:g}")

@@ -1,4 +1,4 @@
-"""Where records are kept: one file for each round of a workload against a server, in a folder by revision and device."""
+"""Storage of records: a file for each round of a workload against a server, in a folder by revision and device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The servers that are measured: how each is started for a workload, and what its processes cost."""
+"""The measured servers: their command lines for a workload, and the cost of their processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class NotPossible(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Programs:
-    """Where the servers are: interpreters with their packages, and llama-server itself."""
+    """Paths of the servers: interpreters with their packages, and llama-server itself."""
 
     paceline: Path
     llama_server: Path | None = None
@@ -54,12 +54,12 @@ def launch(
     adapters: Sequence[Path],
     extra: tuple[str, ...] = (),
 ) -> Launch:
-    """Return how to start a server by name for a workload.
+    """Return the command of a server by name for a workload.
 
     paceline@STRATEGY is paceline with another strategy; llama-server has the workload's slots and its own defaults,
-    llama-server@tuned what is best for the workload, llama-server@bare no flags at all. `extra`: further flags of paceline.
+    llama-server@tuned the best flags for the workload, llama-server@bare no flags at all. `extra`: further flags of paceline.
 
-    Raises `NotPossible` for a workload with adapters and a server that has none by request.
+    Raises `NotPossible` for a workload with adapters and a server without adapters by request.
     """
     base, _, variant = name.partition("@")
     if adapters and base in ("llama-cpp-python", "xllamacpp"):
@@ -125,7 +125,7 @@ class Running:
         return processes.tree(self.process.pid)
 
     def peak_mib(self) -> float | None:
-        """Return the sum of the processes' peak resident memory, where the system reports it."""
+        """Return the sum of the processes' peak resident memory, if the system reports it."""
         peaks = []
         for pid in self.tree():
             with contextlib.suppress(OSError):
@@ -135,11 +135,11 @@ class Running:
         return round(sum(peaks), 1) if peaks else None
 
     def cpu_s(self) -> float:
-        """Return the processor time that the processes have taken, those that have ended left out."""
+        """Return the processor time of the running processes."""
         return processes.cpu_s(self.tree())
 
     def kill_engine(self) -> None:
-        """Kill the process that computes: the one with the most memory."""
+        """Kill the computing process, which has the most memory."""
         os.kill(max(self.tree(), key=_resident_pages), signal.SIGKILL)
 
 

@@ -1,4 +1,4 @@
-"""Steps of the suite: one workload, one round, one server; a step whose record is there is not repeated."""
+"""Steps of the suite: one workload, one round, one server; a step with a record is not repeated."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Step:
 
 
 def steps(workloads: Sequence[str], servers: Sequence[str], num_rounds: int) -> Iterator[Step]:
-    """Yield the steps: every round of a workload has all servers one behind the other, every second in reverse order."""
+    """Yield the steps: every round of a workload has all servers in a row, every second round in reverse order."""
     for workload in workloads:
         for number in range(1, num_rounds + 1):
             for server in servers if number % 2 else reversed(servers):
@@ -52,7 +52,7 @@ class Suite:
         self._prompts = PromptMaker(self._model)
 
     def run(self, step: Step, extra_flags: tuple[str, ...] = ()) -> Record | None:
-        """Run a step; None where its record exists. `extra_flags` go to the server."""
+        """Run a step; None if its record exists. `extra_flags` go to the server."""
         if self._results.has(step.workload, step.server, step.round):
             return None
         with serving(*self._launch(step, extra_flags)) as server:
@@ -61,8 +61,8 @@ class Suite:
     def run_kept(self, workload: str, servers: Sequence[str], num_rounds: int) -> Iterator[Record]:
         """Run the missing rounds of a workload on servers that stay for all of them; yield their records.
 
-        Leaves out servers that have nothing of what the workload needs. Each round has prompts of its own, since the servers
-        still know those of earlier ones.
+        Leaves out servers that do not support the workload. Each round has prompts of its own, since the servers have
+        cached earlier prompts.
         """
         missing = [
             step

@@ -1,6 +1,6 @@
-"""What is measured: the requests of every workload, with all of their lengths, and the targets.
+"""The workloads: their requests, with all lengths, and the targets.
 
-A workload is data. Its requests begin when their conditions hold: a time, or what other requests have got by then. Prompts are
+A workload is data. Its requests begin when their conditions hold: a time, or the progress of other requests. Prompts are
 made of segments: segments with the same seed are the same tokens, so shared prefixes are segments that requests have in common.
 """
 
@@ -60,11 +60,11 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Requests, what limits them, and how llama-server is tuned for them.
+    """Requests, their limits, and flags that tune llama-server for them.
 
-    `width`: how many requests run at once, the next begins when one ends (a closed loop); None: each begins in its own time.
-    `limits`: flags that belong to the case, for every server. `slots`: what llama-server is given in any case, as its own choice
-    is 4. `tuned`: further flags of llama-server at its best.
+    `width`: number of concurrent requests; the next begins when another ends (a closed loop). None: each begins in its own
+    time. `limits`: flags of the case, for every server. `slots`: llama-server's slots in any case, as its own choice is 4.
+    `tuned`: further flags of llama-server at its best.
     """
 
     name: str
@@ -214,7 +214,7 @@ def long_among_streams() -> Workload:
 
 
 def short_behind_long() -> Workload:
-    """Four prompts of 32 tokens, 0.1 s after one of 2,048."""
+    """Four prompts of 32 tokens, 0.1 s after a prompt of 2,048."""
     late = PlannedRequest(role="long", segments=_unique(6000, 2048), max_tokens=8)
     short = tuple(
         PlannedRequest(role="short", segments=_unique(6001 + number, 32), max_tokens=16, at_s=0.1)
@@ -324,7 +324,7 @@ def overload() -> Workload:
 
 
 def adapters() -> Workload:
-    """Eight streams, every second with the other of two LoRA adapters."""
+    """Eight streams with two LoRA adapters in turn."""
     return Workload(
         name="two-loras",
         title="16 requests of 64 + 48 tokens on 8 streams, two LoRA adapters in turn",

@@ -58,7 +58,7 @@ def look_up(rng: random.Random) -> Pair:
 
 
 def where(rng: random.Random) -> Pair:
-    """Where things are, told just before."""
+    """Questions about the places of things, told just before."""
     what = [nonce.word(rng) for _ in range(rng.randint(1, 3))]
     places = [nonce.proper(rng) for _ in what]
     told = " ".join(rng.choice(_PUT).format(w, p) for w, p in zip(what, places, strict=True))

@@ -1,4 +1,4 @@
-"""The exams: prompts that were not in training, and what a right answer is."""
+"""The exams: prompts that were not in training, and checks of the answers."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def json_extraction(seed: int = 9009) -> Iterator[Task]:
 
 
 def repeating(seed: int = 9010) -> Iterator[Task]:
-    """Words repeated, among them made-up ones."""
+    """Repeated words, including made-up words."""
     rng = random.Random(seed)
     while True:
         e = chat_data.repeating(rng)

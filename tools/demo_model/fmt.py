@@ -48,7 +48,7 @@ class Message:
     calls: tuple[Call, ...] = ()
 
     def body(self) -> str:
-        """Return what the assistant writes after its thoughts."""
+        """Return the assistant's text after its thoughts."""
         calls = "\n".join(c.text() for c in self.calls)
         return "\n".join(part for part in (self.content, calls) if part)
 
@@ -81,7 +81,7 @@ def _assistant(message: Message) -> list[Segment]:
 
 
 def segments(chat: Chat) -> list[Segment]:
-    """Return the whole conversation; only what the assistant writes is learned."""
+    """Return the whole conversation; only the assistant's text is learned."""
     out = [Segment(_system(chat), False)]
     previous = ""
     for message in chat.messages:
@@ -99,7 +99,7 @@ def segments(chat: Chat) -> list[Segment]:
 
 
 def generation_prompt(thinking: bool) -> str:
-    """Return what the template adds when the assistant is to answer."""
+    """Return the generation prompt of the template."""
     return "<|im_start|>assistant\n" + ("" if thinking else "<think>\n\n</think>\n\n")
 
 

@@ -1,4 +1,4 @@
-"""What the measurement needs of an engine, and paceline as that engine."""
+"""The protocol of an engine for the measurement, and paceline as an engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GREEDY = Sampling()
 
 @dataclass(frozen=True)
 class Output:
-    """What was generated; `ended` says whether the model stopped by itself."""
+    """The generated text; `ended` is True if the model stopped by itself."""
 
     text: str
     tokens: list[int]
@@ -37,7 +37,7 @@ class Generator(Protocol):
     """An engine with one model."""
 
     def generate(self, prompt: str, limit: int, sampling: Sampling = GREEDY) -> Output:
-        """Continue a prompt, in which special tokens are read as such."""
+        """Continue a prompt, with special tokens parsed."""
         ...
 
     def encode(self, prompt: str) -> list[int]:

@@ -127,7 +127,7 @@ def _slot_pattern(slot: str, genders: tuple[str, str], seen: set[str], nested: b
 
 
 def pattern(template: str, genders: tuple[str, str], seen: set[str] | None = None) -> str:
-    """Return the regular expression that accepts exactly what `expand` can write."""
+    """Return the regular expression that accepts exactly the outputs of `expand`."""
     nested = seen is not None
     known: set[str] = set() if seen is None else seen
     out = []

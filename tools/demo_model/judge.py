@@ -35,7 +35,7 @@ def accepts(sentence: str) -> bool:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the judge found in one story."""
+    """The judge's findings in a story."""
 
     sentences: int
     correct: int

@@ -25,7 +25,7 @@ class Row:
 
     @property
     def share(self) -> float:
-        """The share of right ones."""
+        """The share of right answers."""
         return self.right / max(self.count, 1)
 
     def markdown(self) -> str:
@@ -105,7 +105,7 @@ def table(rows: list[Row]) -> str:
 
 
 def engine_of(path: Path, tokenizer: Path | None) -> Generator:
-    """Return the engine for a GGUF file: paceline, or PyTorch where a tokenizer is given."""
+    """Return the engine for a GGUF file: paceline, or PyTorch if a tokenizer is given."""
     if tokenizer is None:
         return PacelineGenerator(path)
     from tokenizers import Tokenizer

@@ -67,7 +67,7 @@ class Attention(nn.Module):
         self.o = nn.Linear(c.heads * c.head_dim, c.dim, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Attend to what came before."""
+        """Attend to earlier tokens."""
         c, (batch, time, _) = self.config, x.shape
         q = self.q(x).view(batch, time, c.heads, c.head_dim).transpose(1, 2)
         k = self.k(x).view(batch, time, c.kv_heads, c.head_dim).transpose(1, 2)
@@ -104,7 +104,7 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    """The whole model; the output weights are those of the embedding."""
+    """The whole model; the output layer shares the embedding's weights."""
 
     cos: Tensor
     sin: Tensor

@@ -45,7 +45,7 @@ def _encoded(tokenizer: Tokenizer, seed: int, mix: Mix) -> Iterator[Tokens]:
 
 
 def packed(tokenizer: Tokenizer, seed: int, mix: Mix) -> Iterator[Tokens]:
-    """Sequences of LENGTH tokens: a document goes where it fits best, none is cut in two."""
+    """Sequences of LENGTH tokens: a document goes into the sequence that it fits best, none is cut in two."""
     bins: list[Tokens] = []
     for ids, learn in _encoded(tokenizer, seed, mix):
         ids, learn = ids[:LENGTH], learn[:LENGTH]
@@ -62,7 +62,7 @@ def packed(tokenizer: Tokenizer, seed: int, mix: Mix) -> Iterator[Tokens]:
 
 
 def write(tokenizer: Tokenizer, seed: int, sequences: int, out: Path) -> None:
-    """Write the packed corpus: token numbers, and which of them are learned."""
+    """Write the packed corpus: token numbers, and flags of learned tokens."""
     nonce.use_pieces(tokenizer.get_vocab())
     tokens = np.zeros((sequences, LENGTH), dtype=np.uint16)
     learned = np.zeros((sequences, LENGTH), dtype=np.bool_)

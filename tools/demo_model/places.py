@@ -1,4 +1,4 @@
-"""Names of cities: those of the corpus, and those that only the measurement uses."""
+"""Names of cities: names in the corpus, and names that only the measurement uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes little stories: a state (who, where, what) carried through the beats of a plot."""
+"""Writes little stories: a state (persons, places, things) carried through the beats of a plot."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def make_state(rng: random.Random, hero_kind: str | None = None) -> dict[str, st
 
 @dataclass
 class Teller:
-    """Writes beats one after another and remembers what has been told."""
+    """Writes beats in order and remembers the story so far."""
 
     state: State
     rng: random.Random

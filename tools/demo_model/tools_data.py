@@ -401,7 +401,7 @@ class Offer:
 
 
 def offer(rng: random.Random, family: Family) -> Offer:
-    """Offer a tool of a family under one of its names."""
+    """Offer a tool of a family under a random name of the family."""
     chosen = _param_names(rng, family)
     name = rng.choice(family.names)
     if rng.random() < 0.1 and family in FAMILIES:
@@ -427,7 +427,7 @@ def unknown_family(rng: random.Random) -> Family:
 
 
 def any_offer(rng: random.Random) -> Offer:
-    """Return a tool of a known family, more often of the common ones, or an unknown tool."""
+    """Return a tool of a known family, more often of common families, or an unknown tool."""
     if rng.random() < 0.1:
         return offer(rng, unknown_family(rng))
     if rng.random() < 0.4:

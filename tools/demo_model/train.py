@@ -1,7 +1,7 @@
 """Trains a demo model on the packed corpus, with Muon for the layers and AdamW for the rest.
 
 Two processes of one thread each share every step and add up their gradients: on a busy
-machine that is much faster than one process whose threads wait for each other.
+machine this is much faster than one process with threads that wait for each other.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Data:
 
 
 def loss_of(model: Llama, body: Callable[[Tensor], Tensor], tokens: Tensor, learned: Tensor) -> Tensor:
-    """Mean cross entropy of the learned tokens; the head runs only where it is needed."""
+    """Mean cross entropy of the learned tokens; the head runs only for these tokens."""
     wanted = learned[:, 1:]
     hidden = body(tokens[:, :-1])[wanted]
     return functional.cross_entropy(model.logits(hidden).float(), tokens[:, 1:][wanted])
@@ -84,7 +84,7 @@ class Plan:
         return 1024 if step >= self.steps - self.decay // 2 else 512
 
     def fixed(self) -> dict[str, Any]:
-        """Return what may not change when a training is resumed."""
+        """Return the settings that may not change when a training is resumed."""
         return {"draft": self.draft, "rows": self.rows, "rate": self.rate, "workers": self.workers}
 
 

@@ -1,4 +1,4 @@
-"""Conversations about a picture as tokens, with the place of the picture and what is learned of them."""
+"""Conversations about a picture as tokens, with the place of the picture and flags of learned tokens."""
 
 from __future__ import annotations
 

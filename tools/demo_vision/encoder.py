@@ -56,7 +56,7 @@ class EncoderBlock(nn.Module):
 
 
 def gelu(x: Tensor) -> Tensor:
-    """Return llama.cpp's GELU, which is the one with tanh."""
+    """Return llama.cpp's GELU, the tanh approximation."""
     return functional.gelu(x, approximate="tanh")
 
 

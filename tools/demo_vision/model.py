@@ -24,9 +24,9 @@ class SeeingLlama(nn.Module):
         self._compiled = torch.compile(self._read, dynamic=False)
 
     def forward(self, pixels: Tensor, tokens: Tensor, learned: Tensor, head: int) -> tuple[Tensor, Tensor]:
-        """Return the scores of what follows and what should, each for the learned tokens alone.
+        """Return the scores of the next tokens and the right next tokens, for the learned tokens alone.
 
-        The picture stands behind the first `head` tokens; its embeddings are read causally, as llama.cpp reads them.
+        The picture comes after the first `head` tokens; its embeddings are read causally, as llama.cpp reads them.
         """
         text = self.llama.embed(tokens)
         image = self.encoder(pixels).to(text.dtype)

@@ -1,4 +1,4 @@
-"""Trains the encoder alone, which is cheap: it tells of each patch what lies there, how many figures there are, and where."""
+"""Trains the encoder alone, which is cheap: for each patch it predicts the figure there, the number of figures, and places."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SightTrainer(trainer.Trainer):
         super().__init__(trainer.plan(arguments), worker, self.sight, trainer.optimizers(self.sight, arguments.rate))
 
     def loss(self, seeds: range) -> tuple[Tensor, Tensor]:
-        """Return the loss of what is told of these pictures."""
+        """Return the loss of the predictions about these pictures."""
         loss, right = self.sight(*sights(seeds, self.config))
         return loss, right
 

@@ -16,7 +16,7 @@ LEAST_DISTANCE: Final = 0.12  # of two middles, for one to be left of or above t
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked, the right reply, and which skill it takes."""
+    """A question, the right reply, and the skill it takes."""
 
     skill: str
     text: str
@@ -24,7 +24,7 @@ class Question:
 
 
 def about(scene: Scene, rng: random.Random) -> list[Question]:
-    """Return questions about a scene, one of each kind that can be asked of it, in any order."""
+    """Return questions about a scene, one of each kind that fits it, in any order."""
     found = [question for kind in _KINDS if (question := kind(scene.figures, rng)) is not None]
     rng.shuffle(found)
     return found
@@ -97,7 +97,7 @@ def _describe(figures: tuple[Figure, ...], rng: random.Random) -> Question | Non
 
 
 def _single(figures: tuple[Figure, ...], field: str) -> list[Figure]:
-    """Return those whose colour or shape no other has."""
+    """Return the figures with a colour or shape of their own."""
     counts = Counter(getattr(figure, field) for figure in figures)
     return [figure for figure in figures if counts[getattr(figure, field)] == 1]
 

@@ -45,7 +45,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Scene:
-    """A picture before it is drawn. seed: of what makes no difference, the ground and the shades."""
+    """A picture before it is drawn. seed: for irrelevant details, the ground and the shades."""
 
     figures: tuple[Figure, ...]
     seed: int

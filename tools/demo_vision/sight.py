@@ -1,4 +1,4 @@
-"""What the encoder learns to say of each patch before a language model reads it."""
+"""The encoder's training on predictions for each patch, before a language model reads it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _NAMES: Final = [f"{colour} {shape}" for colour in COLOURS for shape in SHAPES]
 
 
 class Sight(nn.Module):
-    """The encoder with a linear layer behind it that is thrown away after this training.
+    """The encoder followed by a linear layer that is thrown away after this training.
 
-    Of each embedding it tells the figure that covers the patch (0: none), how many figures there are, and where the
-    covering one has its middle; so a language model finds all of this in the embeddings by linear maps, too.
+    From each embedding it predicts the figure that covers the patch (0: none), the number of figures, and the middle of
+    the covering figure; so a language model finds all of this in the embeddings by linear maps, too.
     """
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -46,9 +46,9 @@ class Sight(nn.Module):
 
 
 def covering(scene: Scene, patches: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Return the covering figure of each patch, 0 where there is none, and where its middle is, from -1 to 1.
+    """Return the covering figure of each patch, 0 if there is none, and the place of its middle, from -1 to 1.
 
-    patches: of one side. A patch is covered by the figure in whose square its middle lies.
+    patches: of one side. A figure covers a patch if the patch's middle lies in the figure's square.
     """
     names = np.zeros((patches, patches), np.int64)
     middles = np.zeros((patches, patches, 2), np.float32)
@@ -62,7 +62,7 @@ def covering(scene: Scene, patches: int) -> tuple[NDArray[np.int64], NDArray[np.
 
 
 def sights(seeds: range, config: EncoderConfig) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return pictures and what is to be told of them, as `Sight` takes them; the same seed, the same picture."""
+    """Return pictures and the right predictions, as `Sight` takes them; the same seed gives the same picture."""
     pixels: list[Pixels] = []
     told: list[tuple[NDArray[np.int64], NDArray[np.float32]]] = []
     counts = []

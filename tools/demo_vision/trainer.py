@@ -40,7 +40,7 @@ class Plan:
         return max(min(1.0, (step + 1) / warm, (self.steps - step) / self.decay), 0.01)
 
     def fixed(self) -> dict[str, Any]:
-        """Return what may not change when a training is resumed."""
+        """Return the settings that may not change when a training is resumed."""
         return {"rows": self.rows, "rate": self.rate, "workers": self.workers}
 
 
@@ -90,11 +90,11 @@ class Trainer(ABC):
 
     @abstractmethod
     def loss(self, seeds: range) -> tuple[Tensor, Tensor]:
-        """Return the loss of the pictures of these seeds, and the share of what was right."""
+        """Return the loss of the pictures of these seeds, and the share of right answers."""
 
     @abstractmethod
     def weights(self) -> dict[str, Any]:
-        """Return what the finished file has, but for the number of the step."""
+        """Return the contents of the finished file, without the number of the step."""
 
     def run(self, save_every: int = 100) -> None:
         """All steps, with a line of news and a checkpoint now and then."""
