@@ -3,8 +3,8 @@
 python -m benchmarks.media [--servers library,llama-server] [--workloads turns,questions,arrival] [--rounds 1]
 
 The model has half a billion weights (`benchmarks.model`), with a projector in the shape of LLaVA 1.5's (a ViT-L of 336 pixels,
-576 tokens a picture, random weights). `library` is an `LLM` in this process, `paceline` a served model, `llama-server` the build of
-`python -m benchmarks.peers build llama-server`. Run it on a quiet machine.
+576 tokens a picture, random weights). `library` is an `LLM` in this process, `paceline` a served model, `llama-server` the
+build of `python -m benchmarks.peers build llama-server`. Run it on a quiet machine.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 python -m benchmarks.operations [--model FILE | --random lfm2-350m] [--passes prompt,8,1] [--kernel llama.cpp] [--rounds 5]
 
-A prompt of 512 tokens, 8 streams and one stream, after 64 cells each, of a model of half a billion weights (Q8_0), of
---model FILE or of a model of `benchmarks.state_models`. "Of peak" is the larger of both shares of the roofline: bytes, and products of
-codes or of floats. An operation computed by itself takes some microseconds more than in a pass; the output compares the sum of all with a
-pass without timing. Medians of all passes. Run it on a quiet machine.
+A prompt of 512 tokens, 8 streams and one stream, after 64 cells each, of a model of half a billion weights (Q8_0), of --model
+FILE or of a model of `benchmarks.state_models`. "Of peak" is the larger of both shares of the roofline: bytes, and products of
+codes or of floats. An operation computed by itself takes some microseconds more than in a pass; the output compares the sum of
+all with a pass without timing. Medians of all passes. Run it on a quiet machine.
 """
 
 from __future__ import annotations
