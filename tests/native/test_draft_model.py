@@ -54,7 +54,7 @@ def check_same(plain: LLM, prompt: str, expected: Any, found: Any) -> None:
 
 def drafter_of(llm: LLM) -> Any:
     engine: Any = llm._engine
-    return engine._runner._engine.scheduler._speculation._calls._drafter
+    return engine._thread._engine.scheduler._speculation._calls._drafter
 
 
 @pytest.mark.usefixtures("deep")

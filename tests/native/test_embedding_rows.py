@@ -184,8 +184,7 @@ def test_wrong_embeddings_are_refused(make: Callable[..., Context], item: MediaP
 
 @pytest.fixture
 def backend(model: Model) -> Iterator[LlamaBackend]:
-    built = build(model, engine_arguments({"num_slots": 2, "n_ctx": 256, **EXACT}))
-    made = LlamaBackend(built.model, built.context, built.adapters, built.embedder_options)
+    made: Any = build(model, engine_arguments({"num_slots": 2, "n_ctx": 256, **EXACT})).backend
     yield made
     made.close()
 

@@ -795,7 +795,7 @@ def check_nothing_lost(llm: LLM, budget: int) -> None:
     """Check an idle engine's internal state."""
     snapshot = llm.stats()
     assert snapshot.resident == snapshot.queued == 0
-    scheduler = llm._engine._runner._engine.scheduler
+    scheduler = llm._engine._thread._engine.scheduler
     scheduler.check()
     assert scheduler._slots.num_free == 4
     assert not scheduler._requests

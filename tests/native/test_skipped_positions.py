@@ -179,11 +179,9 @@ def test_positions_that_cannot_be_are_refused(make: Make) -> None:
 
 @pytest.fixture
 def engine_parts(model: Model) -> Iterator[tuple[LlamaBackend, Context]]:
-    built = build(model, engine_arguments({"num_slots": 2, "n_ctx": 256, **EXACT}))
-    assert built.context is not None
-    backend = LlamaBackend(built.model, built.context, built.adapters, built.embedder_options)
-    yield backend, built.context
-    backend.close()
+    built: Any = build(model, engine_arguments({"num_slots": 2, "n_ctx": 256, **EXACT}))
+    yield built.backend, built.context
+    built.backend.close()
 
 
 def row_of(token_ids: list[int], position: int, layout: PromptLayout = TEXT_LAYOUT) -> Row:

@@ -46,7 +46,7 @@ def test_chats_load_no_pydantic() -> None:
 
 def test_importing_loads_neither_the_core_nor_numpy() -> None:
     """`import paceline` is light: nothing compiled, no arrays, no event loop, no terminal library, no package metadata."""
-    heavy = ("paceline._native", "numpy", "msgspec", "asyncio", "typer", "rich", "gguf", "paceline.engine.base_engine")
+    heavy = ("paceline._native", "numpy", "msgspec", "asyncio", "typer", "rich", "gguf", "paceline.engine.client")
     code = (
         "import sys; before = set(sys.modules); import paceline; new = sys.modules.keys() - before; "
         f"print(sorted(new & {{*{heavy!r}, 'importlib.metadata'}}), paceline.__version__ != '')"

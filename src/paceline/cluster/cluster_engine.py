@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import secrets
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -30,12 +29,11 @@ from paceline.cluster.routed_requests import RoutedRequests
 from paceline.config import EngineConfig
 from paceline.engine.adapters import AdapterRegistry, name_of
 from paceline.engine.arguments import engine_arguments
-from paceline.engine.base_engine import BaseEngine, fitted_config
+from paceline.engine.client import fitted_config
 from paceline.engine.core import Cancel, Command, Drain, EndSlow, SetInterval, SetPaused, Stop, Submit
 from paceline.engine.engine_thread import EngineThread
 from paceline.engine.inbox import FrontInbox
 from paceline.engine.output_router import OutputRouter, map_future
-from paceline.engine.prompts import Prompt, TextRequests
 from paceline.engine.questions import (
     MEASURE_REPLY_S,
     Call,
@@ -49,17 +47,15 @@ from paceline.engine.questions import (
     slots,
 )
 from paceline.engine.worker import messages
-from paceline.engine.worker.worker_engine import FrontModel, LlamaFrontModel, no_samplers
+from paceline.engine.worker.worker_engine import FrontEngine, FrontModel, LlamaFrontModel, no_samplers
 from paceline.engine.worker.worker_telemetry import ReplicaTotals, RequestsWatch
 from paceline.errors import Aborted, AdapterError, EngineError, EngineStopped, Unsupported
 from paceline.media import MediaExtent
 from paceline.observability.heartbeat import Heartbeat, Pulse, Sign, WorkerHistory, heartbeat_of, starting
 from paceline.observability.metric_table import MetricsSnapshot
 from paceline.observability.metrics import Instruments, Metrics
-from paceline.params import SamplingParams
-from paceline.request import RequestOptions
-from paceline.scheduling.records import EmbeddingRequest, EngineActivity, RequestEvent, SlotsSnapshot
-from paceline.sequence import Limits, Request
+from paceline.scheduling.records import EngineActivity, RequestEvent, SlotsSnapshot
+from paceline.sequence import Limits
 from paceline.streaming.chunk import FinishReason
 
 R = TypeVar("R")
@@ -365,7 +361,7 @@ class Dispatcher(EngineThread):
             self.on_joined(self._described)
 
 
-class ClusterEngine(BaseEngine):
+class ClusterEngine(FrontEngine):
     """An engine over replicas.
 
     Args:
@@ -403,34 +399,16 @@ class ClusterEngine(BaseEngine):
         self._dispatcher = Dispatcher(make_calls, self._inbox, self._router, self._clock, watch)
         self._thread = self._dispatcher
         self._dispatcher.end_when_lost(self)
-        front: FrontModel | None = None
-        try:  # the dispatcher finds replicas meanwhile
-            front = LlamaFrontModel(list(paths), options.get("kv_overrides")) if front_model is None else front_model
-            ready = self._first_replica(cancel)
-        except BaseException:
-            try:
-                self.close()
-            finally:
-                if front is not None:
-                    front.close()
-            raise
-        self._front = front
-        self.tokenizer, self.model = front.tokenizer, front.model
-        self.sampling_defaults = front.sampling_defaults
-        front.describe(ready.facts)
-        self._adapters = AdapterRegistry(ready.adapters)
-        self._inbox.has_adapter = self._adapters.has_key
+        load = partial(LlamaFrontModel, list(paths), options.get("kv_overrides"))
+        ready = self._load_front(
+            load if front_model is None else lambda: front_model, partial(self._first_replica, cancel)
+        )
         self._take_limits(self._dispatcher.replicas or {"": ready})
-        self._text_requests = TextRequests(
-            tokenizer=self.tokenizer,
-            vocabulary=front.vocabulary,
-            limits=self.limits,
-            shares=self.config.cache_prompt,
-            adapters=self._adapters,
-            next_key=self._inbox.next_key,
-            make_samplers=partial(no_samplers, front),
-            clock=self._clock,
-            measure=measuring(partial(_measure, self._dispatcher)),
+        self._take_requests(
+            AdapterRegistry(ready.adapters),
+            self._front.vocabulary,
+            partial(no_samplers, self._front),
+            measuring(partial(_measure, self._dispatcher)),
         )
         adapters, this = (
             self._adapters,
@@ -496,17 +474,6 @@ class ClusterEngine(BaseEngine):
         """Take the limits of the present replicas. On the dispatcher's thread."""
         self._take_limits(replicas)
         self._text_requests = replace(self._text_requests, limits=self.limits)
-
-    # ---- requests
-
-    def prepare(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Request:
-        """Prepare a request; without a seed it gets one, so that another replica draws the same tokens."""
-        if params.seed is None:
-            params = params.replace(seed=secrets.randbits(64))
-        return super().prepare(prompt, params, options)
-
-    def _checked_pooling(self, request: EmbeddingRequest) -> str | None:
-        return request.pooling  # replicas check it
 
     # ---- adapters and files
 

@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from paceline.clock import Clock
 from paceline.config import EngineConfig
 from paceline.cost_model import MeasuredPass
-from paceline.engine.adapters import adapter_paths, projector_file
+from paceline.engine.adapters import adapter_paths, projector_file, projectors_beside
 from paceline.engine.arguments import EngineArguments, ModelPath
+from paceline.engine.backend import Backend
+from paceline.engine.core import Ask
 from paceline.engine.draft_model import DraftModel, DraftModelPlace, LoadedDraft
 from paceline.engine.llama_backend import LlamaBackend
 from paceline.engine.media_encoder import MediaEncoder
@@ -32,7 +37,8 @@ from paceline.engine.memory_fit import (
     sized_options,
 )
 from paceline.engine.memory_needs import MemoryFit, fit_to_memory
-from paceline.engine.saved_prefixes import LookupFiles
+from paceline.engine.questions import Resources
+from paceline.engine.saved_prefixes import LookupFiles, SavedPrefixes, StateFiles
 from paceline.errors import Aborted, InvalidParams, ModelLoadError, NotEnoughMemory, Unsupported
 from paceline.params import SamplingParams
 from paceline.runtime import (
@@ -177,86 +183,90 @@ _EMBEDDER_OPTIONS = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Assembly:
-    """The parts of an engine.
+@dataclass(slots=True, kw_only=True)
+class Parts:
+    """The parts of an engine. `build`, or a function of a test, makes the backend and its kin; `assemble` adds the last two.
 
-    at_end: what frees their memory, in order, after the engine's thread has ended. fingerprint: of the saved prefixes
-    that fit; empty for a model that cannot generate, which has no calibration either. encoder: of images, where there is a
-    projector; its owner closes it, before at_end.
+    Attributes:
+        backend: Computes the passes.
+        limits: The numbers that follow from model, options and machine.
+        model: The model that callers get; None for a backend without a model.
+        context: The context for generation; None for a model that cannot generate.
+        adapters: The names of the loaded LoRA adapters.
+        draft: The draft model with its drafter, if there is one.
+        encoder: The encoder of images and audio, if there is a projector. Its owner closes it before the calls of `at_end`.
+        fingerprint: Identifies the saved prefixes that fit; empty for a model that cannot generate.
+        projectors: The projector files beside the model.
+        at_end: Functions that free the memory, in order, after the engine's thread has ended.
+        scheduler: The scheduler of the backend.
+        calibration: Timed passes; None for a model that cannot generate.
     """
 
-    backend: LlamaBackend
-    scheduler: Scheduler
+    backend: Backend
     limits: Limits
-    model: Model
-    adapters: tuple[str, ...]
-    fingerprint: bytes
-    calibration: Calibration | None
-    encoder: MediaEncoder | None
-    at_end: tuple[Callable[[], None], ...]
+    model: Any = None
+    context: Context | None = None
+    adapters: tuple[str, ...] = ()
+    draft: LoadedDraft | None = None
+    encoder: MediaEncoder | None = None
+    fingerprint: bytes = b""
+    projectors: Sequence[Path] = ()
+    at_end: tuple[Callable[[], None], ...] = ()
+    scheduler: Scheduler = field(init=False)
+    calibration: Calibration | None = field(init=False, default=None)
+
+    def resources(
+        self,
+        state_folder: str | os.PathLike[str] | None,
+        ask: Callable[[Ask], Future[Any]],
+        next_key: Callable[[], int],
+        report: Callable[[], object] = lambda: None,
+    ) -> Resources:
+        """Return the resources of questions that are answered beside ticks; for the arguments see `Resources`."""
+        projector = b"" if self.encoder is None else self.encoder.fingerprint
+        files = StateFiles(state_folder, self.fingerprint, projector, self.limits.host_bytes)
+        return Resources(
+            backend=self.backend,
+            ask=ask,
+            next_key=next_key,
+            prefixes=SavedPrefixes(files, ask, next_key, self.backend.adapter_fingerprint),
+            encoder=self.encoder,
+            projectors=self.projectors,
+            report=report,
+        )
 
 
 def assemble(
-    model: Model | ModelPath | None, arguments: EngineArguments, clock: Clock, sink: TelemetrySink
-) -> Assembly:
-    """Load, warm up and put the parts together. Raises as `build`, and `InvalidParams` for an unknown strategy or drafter."""
+    make: Callable[[EngineArguments], Parts], arguments: EngineArguments, clock: Clock, sink: TelemetrySink
+) -> Parts:
+    """Make a backend, and put scheduler and drafters together with it.
+
+    make: `build` for a model. Raises as `make`, and `InvalidParams` for an unknown strategy or drafter.
+    """
     config = arguments.config
     strategy, place = resolve_strategy(config.strategy), DraftModelPlace()
     drafter = resolve_drafter(config.speculation, place)
     lookup_files = LookupFiles(drafter)  # read before a model is loaded for minutes
-    built = build(model, arguments)
-    if built.draft is not None:
-        drafter = place.filled(drafter, built.draft.drafter)
-    aborted = () if built.draft is None else (built.draft.context,)
-    backend = LlamaBackend(built.model, built.context, built.adapters, built.embedder_options, aborted)
-    attach_heads(drafter, backend)
-    shown, encoder = built.model, built.encoder
-    if encoder is not None:  # the caller's model is as it was
-        shown = built.model.with_modalities(encoder.modalities)
-    freed = (*([built.model.free] if built.owns_model else []), *([] if encoder is None else [shown.close]))
-    of_draft = () if built.draft is None else (built.draft.close,)
-    at_end = (backend.close, *of_draft, *freed)
+    parts = make(arguments)
     try:
-        lookup_files.put_in(built.model.n_vocab)
+        if parts.draft is not None:
+            drafter = place.filled(drafter, parts.draft.drafter)
+        attach_heads(drafter, parts.backend)
+        lookup_files.put_in(parts.limits.n_vocab)
     except BaseException:
-        for end in (*(() if encoder is None else (encoder.close,)), *at_end):
+        for end in (*(() if parts.encoder is None else (parts.encoder.close,)), *parts.at_end):
             end()
         raise
-    scheduler = Scheduler(built.limits, strategy, clock, sink, drafter)
-    calibration = None
-    if built.context is not None:
-        calibration = Calibration(built.context, built.model, built.limits.num_slots, scheduler.calibrate)
-        calibration.begin()
-    return Assembly(
-        backend=backend,
-        scheduler=scheduler,
-        limits=built.limits,
-        model=shown,
-        adapters=tuple(built.adapters),
-        fingerprint=b"" if built.context is None else built.context.fingerprint,
-        calibration=calibration,
-        encoder=encoder,
-        at_end=(scheduler.reset, lookup_files.save, *at_end),  # the reset frees the prefixes in host memory
-    )
+    parts.scheduler = scheduler = Scheduler(parts.limits, strategy, clock, sink, drafter)
+    parts.at_end = (scheduler.reset, lookup_files.save, *parts.at_end)  # the reset frees the prefixes in host memory
+    if parts.context is not None:
+        parts.calibration = Calibration(parts.context, parts.model, parts.limits.num_slots, scheduler.calibrate)
+        parts.calibration.begin()
+    return parts
 
 
-@dataclass(frozen=True, slots=True)
-class Built:
-    """The parts that a backend and a scheduler are made of. context: None for a model that cannot generate; draft: without."""
-
-    model: Model
-    owns_model: bool
-    context: Context | None
-    adapters: Mapping[str, Adapter]
-    embedder_options: Mapping[str, Any]
-    limits: Limits
-    draft: LoadedDraft | None = None
-    encoder: MediaEncoder | None = None
-
-
-def build(model: Model | ModelPath | None, arguments: EngineArguments) -> Built:
-    """Load what has to be loaded. Raises as `Model.load` and `Context` do; frees everything if it fails."""
+def build(model: Model | ModelPath | None, arguments: EngineArguments) -> Parts:
+    """Load the model and make its backend. Raises as `Model.load` and `Context` do; frees everything if it fails."""
     config = arguments.config
     if config.rpc_addresses:
         rpc.connect(config.rpc_addresses, config.rpc_timeout_s)
@@ -273,29 +283,47 @@ def build(model: Model | ModelPath | None, arguments: EngineArguments) -> Built:
         for adapter in adapters.values():
             undone.callback(adapter.close)
         can_generate = _can_generate(loaded)
-        draft: DraftModel | None = None
+        draft_model: DraftModel | None = None
         heads = _draft_heads(loaded, arguments)
         if heads is not None and heads is not loaded:
             passing.callback(heads.close)  # the context keeps what it needs
         if arguments.draft is not None:
-            draft = DraftModel.load(arguments.draft, loaded, arguments.config.num_slots)
-            undone.callback(draft.close)
+            draft_model = DraftModel.load(arguments.draft, loaded, arguments.config.num_slots)
+            undone.callback(draft_model.close)
         context = _context(loaded, heads, arguments, fit) if can_generate else None
         if context is not None:
             undone.callback(context.close)
         limits = _limits(loaded, context, arguments)
-        drafting: LoadedDraft | None = None
-        if draft is not None and context is not None:
-            drafting = draft.begin(context, loaded, limits.num_slots)
-            undone.callback(drafting.context.close)
+        draft: LoadedDraft | None = None
+        if draft_model is not None and context is not None:
+            draft = draft_model.begin(context, loaded, limits.num_slots)
+            undone.callback(draft.context.close)
         encoder = media_encoder(loaded, arguments, can_generate=can_generate)
         undone.pop_all()
     if context is not None:
-        _note_what_one_sequence_cannot_use(context, limits, arguments.context.get("n_ctx"))
+        _log_unused_cells(context, limits, arguments.context.get("n_ctx"))
+    _log_sizes(loaded, context, limits, arguments)
     options = {name: value for name, value in arguments.context.items() if name in _EMBEDDER_OPTIONS}
     options["max_tokens"] = limits.max_embedding_tokens
-    _log_sizes(loaded, context, limits, arguments)
-    return Built(loaded, owns, context, adapters, options, limits, drafting, encoder)
+    drafting = () if draft is None else (draft.context,)
+    backend = LlamaBackend(loaded, context, adapters, options, drafting)
+    shown = (
+        loaded if encoder is None else loaded.with_modalities(encoder.modalities)
+    )  # the caller's model stays as it was
+    of_draft = () if draft is None else (draft.close,)
+    freed = (*([loaded.free] if owns else []), *([] if encoder is None else [shown.close]))
+    return Parts(
+        backend=backend,
+        limits=limits,
+        model=shown,
+        context=context,
+        adapters=tuple(adapters),
+        draft=draft,
+        encoder=encoder,
+        fingerprint=b"" if context is None else context.fingerprint,
+        projectors=projectors_beside(shown.paths),
+        at_end=(backend.close, *of_draft, *freed),
+    )
 
 
 def media_encoder(model: Model, arguments: EngineArguments, *, can_generate: bool) -> MediaEncoder | None:
@@ -484,6 +512,7 @@ def _limits(model: Model, context: Context | None, arguments: EngineArguments) -
         itl_target_s=target_ms / 1000,
         max_tick_s=config.max_tick_ms / 1000,
         max_embedding_tokens=_max_embedding_tokens(model, config),
+        n_vocab=model.n_vocab,
     )
     if context is None:
         return dataclasses.replace(common, cannot_generate=_DIFFUSION if model.is_diffusion else "it embeds texts")
@@ -508,7 +537,6 @@ def _limits(model: Model, context: Context | None, arguments: EngineArguments) -
         min_draft=config.min_draft,
         n_verify=_n_verify(context),
         max_rollback=_max_rollback(context),
-        n_vocab=model.n_vocab,
     )
 
 
@@ -522,7 +550,7 @@ def _control_ids(model: Model) -> frozenset[int]:
     return frozenset(index for index, piece in enumerate(special) if piece and not plain[index])
 
 
-def _note_what_one_sequence_cannot_use(context: Context, limits: Limits, asked: int | None) -> None:
+def _log_unused_cells(context: Context, limits: Limits, asked: int | None) -> None:
     """Log that n_ctx is more than one request can use; a warning if it is more than all slots together can use."""
     if asked is None or asked <= limits.max_positions:
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -11,20 +11,18 @@ from typing import Any, TypeVar, TypeVarTuple
 
 from paceline import validation
 from paceline.clock import MonotonicClock
-from paceline.engine.adapters import AdapterRegistry, adapter_paths, projectors_beside
-from paceline.engine.arguments import ModelPath, engine_arguments, refuse_rpc, sampling_defaults
+from paceline.engine.adapters import AdapterRegistry, adapter_paths
+from paceline.engine.arguments import EngineArguments, ModelPath, engine_arguments, refuse_rpc, sampling_defaults
 from paceline.engine.backend import Executor, prepare_embedding
-from paceline.engine.base_engine import BaseEngine, close_trace, fitted_config, open_trace
-from paceline.engine.client import EngineClient
+from paceline.engine.client import EngineClient, close_trace, fitted_config, open_trace
 from paceline.engine.core import Engine
-from paceline.engine.engine_factory import assemble
+from paceline.engine.engine_factory import Parts, assemble, build
 from paceline.engine.engine_thread import Runner
 from paceline.engine.inbox import Inbox
 from paceline.engine.media_encoder import EncodingInbox
 from paceline.engine.output_router import OutputRouter
-from paceline.engine.prompts import Measure, TextRequests, refuse_media
-from paceline.engine.questions import Question, Resources
-from paceline.engine.saved_prefixes import StateFiles
+from paceline.engine.prompts import Measure, refuse_media
+from paceline.engine.questions import Question
 from paceline.errors import InvalidType
 from paceline.hub import check_is_path, is_reference, local_model, parse_reference
 from paceline.observability.heartbeat import Pulse
@@ -37,13 +35,17 @@ R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 
 
-class InProcessEngine(BaseEngine):
+class InProcessEngine(EngineClient):
     """A model, its contexts and the thread that computes on them. Options as `LLM` takes them."""
 
     def __init__(self, model: Model | ModelPath | None, options: Mapping[str, Any]) -> None:
         arguments = engine_arguments(options)
+        refuse_rpc(arguments.config)
+        self._begin(arguments, partial(build, model))
+
+    def _begin(self, arguments: EngineArguments, make: Callable[[EngineArguments], Parts]) -> None:
+        """Make the parts of the engine, and start its thread. make: see `assemble`."""
         config = arguments.config
-        refuse_rpc(config)
         self.metrics = Metrics(config.num_slots)
         given = resolve_instruments(arguments.instruments)
         self._clock = MonotonicClock()
@@ -51,56 +53,36 @@ class InProcessEngine(BaseEngine):
         at_end = () if trace is None else (partial(close_trace, trace),)
         try:
             self.instruments = Instruments(given if trace is None else (*given, trace), own=self.metrics)
-            parts = assemble(model, arguments, self._clock, self.instruments)
+            parts = assemble(make, arguments, self._clock, self.instruments)
         except BaseException:
             for end in at_end:
                 end()
             raise
-        self.model, self.limits = parts.model, parts.limits
+        self.model, self.limits, self._backend, encoder = parts.model, parts.limits, parts.backend, parts.encoder
         self.config = config = fitted_config(config, parts.limits)
         self.metrics.set_num_slots(config.num_slots)
         self.tokenizer = parts.model.tokenizer
         self.sampling_defaults = sampling_defaults(parts.model.metadata)
-        self._backend = parts.backend
-        self._inbox = Inbox(config.num_slots + config.max_queue, config.max_queue_tokens)
-        encoder = parts.encoder
-        projectors = projectors_beside(parts.model.paths)
-        measure: Measure = partial(refuse_media, beside=projectors)
-        if encoder is not None:
-            self._inbox = inbox = EncodingInbox(
-                config.num_slots + config.max_queue, config.max_queue_tokens, encoder, self._clock
-            )
+        measure: Measure = partial(refuse_media, beside=parts.projectors)
+        bounds = config.num_slots + config.max_queue, config.max_queue_tokens
+        if encoder is None:
+            self._inbox = Inbox(*bounds)
+        else:
+            self._inbox = inbox = EncodingInbox(*bounds, encoder, self._clock)
             measure, at_end = encoder.measure, (inbox.close_encoder, *at_end)
         self._router = OutputRouter(self._inbox)
-        self._adapters = AdapterRegistry(parts.adapters, adapter_paths(arguments.lora))
-        self._inbox.has_adapter = self._adapters.has_key
-        self._text_requests = TextRequests(
-            tokenizer=self.tokenizer,
-            vocabulary=self._backend.vocabulary,
-            limits=self.limits,
-            shares=config.cache_prompt,
-            adapters=self._adapters,
-            next_key=self._inbox.next_key,
-            make_samplers=self._backend.make_samplers,
-            clock=self._clock,
-            measure=measure,
+        self._take_requests(
+            AdapterRegistry(parts.adapters, adapter_paths(arguments.lora)),
+            self._backend.vocabulary,
+            self._backend.make_samplers,
+            measure,
         )
-        projector = b"" if parts.encoder is None else parts.encoder.fingerprint
-        files = StateFiles(config.state_folder, parts.fingerprint, projector, self.limits.host_bytes)
-        self._resources = Resources(
-            backend=parts.backend,
-            ask=self._router.ask,
-            next_key=self._inbox.next_key,
-            files=files,
-            encoder=parts.encoder,
-            projectors=projectors,
-        )
+        self._resources = parts.resources(config.state_folder, self._router.ask, self._inbox.next_key)
         engine = Engine(self._inbox, parts.scheduler, Executor(self._backend, self._clock), parts.calibration)
         pulse, at_end = Pulse(self._clock), (*at_end, *parts.at_end, trim_heap)
-        self._runner = Runner(engine, self._inbox, self._router, pulse, self._backend.abort, at_end)
-        self._thread = self._runner
+        self._thread = Runner(engine, self._inbox, self._router, pulse, self._backend.abort, at_end)
         # Nothing that the thread holds refers to this object, so that losing it ends the thread.
-        self._runner.end_when_lost(self)
+        self._thread.end_when_lost(self)
 
     def _checked_pooling(self, request: EmbeddingRequest) -> str | None:
         return prepare_embedding(self._backend, request)
@@ -118,11 +100,11 @@ class InProcessEngine(BaseEngine):
         return answered
 
     def stats(self) -> MetricsSnapshot:
-        """See `EngineClient`."""
+        """Return all metrics."""
         return self.metrics.snapshot()
 
     def reported_stats(self, max_age_s: float) -> MetricsSnapshot:  # noqa: ARG002
-        """See `EngineClient`: nothing is older."""
+        """Return all metrics, which are of this moment."""
         return self.metrics.snapshot()
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Generic, Literal, Protocol, TypeVar, TypeVarTuple, get_args
@@ -22,7 +22,7 @@ from paceline.engine.backend import Backend
 from paceline.engine.core import Ask, Engine
 from paceline.engine.media_encoder import MediaEncoder
 from paceline.engine.prompts import KeyedPrompt, refuse_media
-from paceline.engine.saved_prefixes import PrefixNamespace, SavedPrefixes, StateFiles
+from paceline.engine.saved_prefixes import PrefixNamespace, SavedPrefixes
 from paceline.errors import EngineError, PacelineError
 from paceline.kv_cache import PrefixDigest
 from paceline.media import MediaExtent
@@ -71,7 +71,7 @@ class Reply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
     error: PacelineError | None = None
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
     """What the functions that run outside of ticks work with.
 
@@ -79,7 +79,6 @@ class Resources:
         backend: Of the engine.
         ask: Passes a command to the engine's thread; the result resolves the future.
         next_key: Returns a new key for a command.
-        files: Of saved prefixes.
         prefixes: The saved prefixes.
         encoder: Of images and audio, if there is a projector.
         projectors: Projector files beside the model.
@@ -89,15 +88,10 @@ class Resources:
     backend: Backend
     ask: Callable[[Ask], Future[Any]]
     next_key: Callable[[], int]
-    files: InitVar[StateFiles]
-    prefixes: SavedPrefixes = field(init=False)
+    prefixes: SavedPrefixes
     encoder: MediaEncoder | None = None
     projectors: Sequence[Path] = ()
     report: Callable[[], object] = lambda: None
-
-    def __post_init__(self, files: StateFiles) -> None:
-        """Make the saved prefixes."""
-        self.prefixes = SavedPrefixes(files, self.ask, self.next_key, self.backend.adapter_fingerprint)
 
 
 Place = Literal["tick", "thread", "listener", "replica"]

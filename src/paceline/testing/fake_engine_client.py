@@ -7,29 +7,16 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from paceline.clock import MonotonicClock
 from paceline.config import EngineConfig
-from paceline.engine.adapters import AdapterRegistry
-from paceline.engine.backend import Executor
-from paceline.engine.core import Engine
-from paceline.engine.engine_thread import Runner
+from paceline.engine.arguments import EngineArguments
+from paceline.engine.engine_factory import Parts
 from paceline.engine.in_process_engine import InProcessEngine
-from paceline.engine.inbox import Inbox
-from paceline.engine.output_router import OutputRouter
-from paceline.engine.prompts import TextRequests
-from paceline.engine.questions import Resources
-from paceline.engine.saved_prefixes import StateFiles
 from paceline.engine.worker.supervisor import RestartLimits
 from paceline.engine.worker.worker_engine import Trial, WorkerEngine
-from paceline.observability.heartbeat import Pulse
-from paceline.observability.metrics import Instrument, Instruments, Metrics
+from paceline.observability.metrics import Instrument
 from paceline.output import Vocabulary
 from paceline.params import SamplingParams
-from paceline.scheduling.scheduler import Scheduler
-from paceline.scheduling.strategies import resolve_strategy
 from paceline.sequence import Limits
-from paceline.speculation.drafters.heads import attach_heads
-from paceline.speculation.named_drafter import resolve_drafter
 from paceline.testing.fake_backend import FakeBackend, FakeTokenizer, limits_of
 
 
@@ -62,42 +49,19 @@ class FakeEngineClient(InProcessEngine):
     ) -> None:
         fake: Any = FakeBackend() if backend is None else backend
         config = EngineConfig() if config is None else config
-        drafter = resolve_drafter(config.speculation)
-        attach_heads(drafter, fake)
         limits = limits_of(fake, fake.memory.num_seq_ids)
-        self.limits = dataclasses.replace(limits, max_draft=config.max_draft, min_draft=config.min_draft)
-        self.config = config = dataclasses.replace(config, num_slots=self.limits.num_slots)
-        self.metrics = Metrics(self.limits.num_slots)
-        self.model: Any = SimpleNamespace(metadata={}, chat_templates={}, modalities=frozenset({"text"}))
-        self.tokenizer: Any = FakeTokenizer()
-        self.sampling_defaults = SamplingParams()
-        self._clock, self._backend = MonotonicClock(), fake
-        self._inbox = Inbox(self.limits.num_slots + config.max_queue, config.max_queue_tokens)
-        self._router = OutputRouter(self._inbox)
-        self._adapters = AdapterRegistry(sorted(fake.adapters))
-        self._inbox.has_adapter = self._adapters.has_key
-        self._text_requests = TextRequests(
-            tokenizer=self.tokenizer,
-            vocabulary=fake.vocabulary,
-            limits=self.limits,
-            shares=config.cache_prompt,
-            adapters=self._adapters,
-            next_key=self._inbox.next_key,
-            make_samplers=fake.make_samplers,
-            clock=self._clock,
-        )
-        self._resources = Resources(
+        parts = Parts(
             backend=fake,
-            ask=self._router.ask,
-            next_key=self._inbox.next_key,
-            files=StateFiles(config.state_folder, b"fake"),
+            limits=dataclasses.replace(limits, max_draft=config.max_draft, min_draft=config.min_draft),
+            model=SimpleNamespace(
+                metadata={}, chat_templates={}, modalities=frozenset({"text"}), tokenizer=FakeTokenizer()
+            ),
+            adapters=tuple(sorted(fake.adapters)),
+            fingerprint=b"fake",
+            at_end=(fake.close,),
         )
-        sink = Instruments(instruments, own=self.metrics)
-        scheduler = Scheduler(self.limits, resolve_strategy(config.strategy), self._clock, sink, drafter)
-        engine = Engine(self._inbox, scheduler, Executor(fake, self._clock))
-        self._runner = Runner(engine, self._inbox, self._router, Pulse(self._clock), fake.abort, (fake.close,))
-        self._thread = self._runner
-        self._runner.end_when_lost(self)
+        arguments = EngineArguments(config=config, model={}, context={}, lora=(), instruments=instruments)
+        self._begin(arguments, lambda _: parts)
 
 
 DEFAULT_BACKEND = "paceline.testing.fake_engine_client:make_backend"

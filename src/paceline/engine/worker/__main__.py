@@ -26,15 +26,14 @@ from typing import Any, NoReturn
 
 from paceline import validation
 from paceline.clock import MonotonicClock
-from paceline.engine.adapters import name_of, projectors_beside
-from paceline.engine.arguments import engine_arguments
+from paceline.engine.adapters import name_of
+from paceline.engine.arguments import EngineArguments, engine_arguments
 from paceline.engine.backend import Backend, as_paceline_error
 from paceline.engine.core import Cancel, EndSlow, Engine, RequestCommand, SetInterval, SetPaused, Stop
 from paceline.engine.engine_thread import Runner
 from paceline.engine.inbox import Inbox
 from paceline.engine.media_encoder import EncodingQueue, MediaEncoder
 from paceline.engine.questions import Call, Reply, Resources, find_question
-from paceline.engine.saved_prefixes import LookupFiles, StateFiles
 from paceline.engine.worker import messages
 from paceline.engine.worker.black_box import BEAT_S, BlackBox, PassAllowance, TracingExecutor, WorkerPulse
 from paceline.engine.worker.messages import Link
@@ -43,11 +42,7 @@ from paceline.engine.worker.worker_telemetry import TracingSink, WorkerTrace
 from paceline.errors import InvalidParams, PacelineError
 from paceline.observability.metrics import Instruments, Metrics, resolve_instruments
 from paceline.request import RequestOptions, turn_s
-from paceline.scheduling.scheduler import Scheduler
-from paceline.scheduling.strategies import resolve_strategy
 from paceline.sequence import next_deadline_s
-from paceline.speculation.drafters.heads import attach_heads
-from paceline.speculation.named_drafter import resolve_drafter
 
 _log = logging.getLogger("paceline.engine")
 
@@ -252,31 +247,23 @@ class Worker:
         instruments = Instruments(wanted, own=self._metrics)
         progress = {"progress": _Progress(self._send)} if setup.reports_progress else {}
         arguments = engine_arguments({**setup.options, **progress, **_drafter(setup.drafter)})
-        backend: Backend
-        if setup.backend is None:
-            from paceline.engine.engine_factory import assemble
-            from paceline.runtime.model import model_facts
+        from paceline.engine.engine_factory import Parts, assemble, build
+        from paceline.runtime.model import model_facts
 
-            parts = assemble(_model(setup.model), arguments, self._clock, instruments)
-            backend, scheduler, limits = parts.backend, parts.scheduler, parts.limits
-            facts, adapters, at_end = model_facts(parts.model), parts.adapters, parts.at_end
-            fingerprint, calibration = parts.fingerprint, parts.calibration
-            self._encoder, projectors = parts.encoder, projectors_beside(parts.model.paths)
-            if parts.encoder is not None:
-                at_end = (parts.encoder.close, *at_end)
-            if setup.num_restarts and calibration is not None:  # requests wait, or a pass of it crashed
-                calibration.end()
-                calibration = None
-        else:
+        def make(arguments: EngineArguments) -> Parts:
+            if setup.backend is None:
+                return build(_model(setup.model), arguments)
             backend, limits = validation.import_named(setup.backend)(setup.backend_options)
-            drafter = resolve_drafter(arguments.config.speculation)
-            attach_heads(drafter, backend)
-            lookup_files = LookupFiles(drafter)
-            lookup_files.put_in(limits.n_vocab)
-            strategy = resolve_strategy(arguments.config.strategy)
-            scheduler = Scheduler(limits, strategy, self._clock, instruments, drafter)
-            at_end = (scheduler.end_drafting, lookup_files.save, backend.close)
-            facts, adapters, fingerprint, calibration, projectors = {}, (), b"", None, []
+            return Parts(backend=backend, limits=limits, at_end=(backend.close,))
+
+        parts = assemble(make, arguments, self._clock, instruments)
+        backend, scheduler, calibration, at_end = parts.backend, parts.scheduler, parts.calibration, parts.at_end
+        self._encoder = parts.encoder
+        if parts.encoder is not None:
+            at_end = (parts.encoder.close, *at_end)
+        if setup.num_restarts and calibration is not None:  # requests wait, or a pass of it crashed
+            calibration.end()
+            calibration = None
         scheduler.reports_held_back = True
         sink = self._socket_sink = SocketSink(self._link, self._inbox, backend, self._report)
         lost = {key: failure for key, path in setup.adapters.items() if (failure := _load_again(backend, key, path))}
@@ -290,24 +277,16 @@ class Worker:
             backend, self._clock, self._box, PassAllowance(arguments.config, scheduler.cost_model)
         )
         self._abort = backend.abort
-        projector = b"" if self._encoder is None else self._encoder.fingerprint
-        files = StateFiles(arguments.config.state_folder, fingerprint, projector, limits.host_bytes)
-        self._resources = Resources(
-            backend=backend,
-            ask=sink.ask,
-            next_key=self._inbox.next_key,
-            files=files,
-            encoder=self._encoder,
-            projectors=projectors,
-            report=self._report,
-        )
+        folder = arguments.config.state_folder
+        self._resources = parts.resources(folder, sink.ask, self._inbox.next_key, self._report)
         if setup.num_restarts:
             instruments.engine_restarted(self._clock.now())
         way_out = sink if trace is None else TracingSink(sink, trace)
         engine = Engine(self._inbox, scheduler, executor, calibration)
         pulse = WorkerPulse(self._clock, self._box, arguments.config.hang_timeout_s)
         self._runner = Runner(engine, self._inbox, way_out, pulse, backend.abort, (*at_end, self._end))
-        return messages.Ready(messages.PROTOCOL, asdict(limits), facts, list(adapters))
+        facts = {} if parts.model is None else model_facts(parts.model)
+        return messages.Ready(messages.PROTOCOL, asdict(parts.limits), facts, list(parts.adapters))
 
     def _log_to_front(self, level: int) -> None:
         logger = logging.getLogger("paceline")

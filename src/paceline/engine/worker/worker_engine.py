@@ -21,11 +21,11 @@ from paceline.clock import MonotonicClock
 from paceline.constraints import check_constraint
 from paceline.engine.adapters import AdapterRegistry, adapter_paths
 from paceline.engine.arguments import ModelPath, engine_arguments, sampling_defaults
-from paceline.engine.base_engine import BaseEngine, fitted_config, open_trace
+from paceline.engine.client import EngineClient, fitted_config, open_trace
 from paceline.engine.core import RequestCommand
 from paceline.engine.inbox import FrontInbox
 from paceline.engine.output_router import OutputRouter, map_future
-from paceline.engine.prompts import Prompt, TextRequests
+from paceline.engine.prompts import Prompt
 from paceline.engine.questions import IdleFront, Question, measure_media, measuring, report
 from paceline.engine.worker import messages
 from paceline.engine.worker.open_requests import Relay, TakeEvent
@@ -113,7 +113,41 @@ class Trial:
     restarts: RestartLimits = field(default_factory=RestartLimits)
 
 
-class WorkerEngine(BaseEngine):
+class FrontEngine(EngineClient):
+    """An engine with the weights in other processes. Prompts and requests are checked here, with the vocabulary only."""
+
+    _front: FrontModel
+
+    def _load_front(self, load: Callable[[], FrontModel], wait: Callable[[], messages.Ready]) -> messages.Ready:
+        """Load the vocabulary while the other process starts, and wait for it. An error of either ends the engine."""
+        front: FrontModel | None = None
+        try:
+            front = load()
+            ready = wait()
+        except BaseException:
+            try:
+                EngineClient.close(self)  # there may be no front yet
+            finally:
+                if front is not None:
+                    front.close()
+            raise
+        self._front = front
+        self.tokenizer, self.model = front.tokenizer, front.model
+        self.sampling_defaults = front.sampling_defaults
+        front.describe(ready.facts)
+        return ready
+
+    def prepare(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Request:
+        """Prepare a request. Without a seed it gets one, so that another process draws the same tokens again."""
+        if params.seed is None:
+            params = params.replace(seed=secrets.randbits(64))
+        return super().prepare(prompt, params, options)
+
+    def _checked_pooling(self, request: EmbeddingRequest) -> str | None:
+        return request.pooling  # the process with the weights checks it
+
+
+class WorkerEngine(FrontEngine):
     """A front and its worker. Options as `LLM` takes them; what cannot go to another process raises `InvalidParams`."""
 
     def __init__(self, model: Model | ModelPath | None, options: Mapping[str, Any], trial: Trial | None = None) -> None:
@@ -141,35 +175,15 @@ class WorkerEngine(BaseEngine):
         self._supervisor = Supervisor(setup, policy, self._inbox, self._router, self._clock, watch)
         self._thread = self._supervisor
         self._supervisor.end_when_lost(self)
-        front: FrontModel | None = None
-        try:  # the worker starts meanwhile
-            front = LlamaFrontModel(setup.model, setup.options.get("kv_overrides")) if trial is None else trial.model
-            ready = self._loaded(arguments.model)
-        except BaseException:
-            try:
-                super().close()  # there may be no front yet
-            finally:
-                if front is not None:
-                    front.close()
-            raise
-        self._front = front
-        self._supervisor.ended.add_done_callback(partial(_close_front, front))
-        self.tokenizer, self.model = front.tokenizer, front.model
-        self.sampling_defaults = front.sampling_defaults
+        load = partial(LlamaFrontModel, setup.model, setup.options.get("kv_overrides"))
+        ready = self._load_front(load if trial is None else lambda: trial.model, partial(self._loaded, arguments.model))
+        self._supervisor.ended.add_done_callback(partial(_close_front, self._front))
         self._take_limits(ready)
-        self._front.describe(ready.facts)
-        self._adapters = AdapterRegistry(ready.adapters, adapter_paths(arguments.lora))
-        self._inbox.has_adapter = self._adapters.has_key
-        self._text_requests = TextRequests(
-            tokenizer=self.tokenizer,
-            vocabulary=self._front.vocabulary,
-            limits=self.limits,
-            shares=config.cache_prompt,
-            adapters=self._adapters,
-            next_key=self._inbox.next_key,
-            make_samplers=partial(no_samplers, self._front),
-            clock=self._clock,
-            measure=measuring(partial(self._supervisor.calls.ask, measure_media)),
+        self._take_requests(
+            AdapterRegistry(ready.adapters, adapter_paths(arguments.lora)),
+            self._front.vocabulary,
+            partial(no_samplers, self._front),
+            measuring(partial(self._supervisor.calls.ask, measure_media)),
         )
         self._supervisor.on_replaced = partial(_replaced, weakref.ref(self))
 
@@ -208,12 +222,6 @@ class WorkerEngine(BaseEngine):
                 return self._supervisor.loading.get(timeout=None if cancel is None else _POLL_S)
         raise Aborted(_CANCELLED)
 
-    def prepare(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Request:
-        """See `EngineClient`. A request without a seed gets one, so that a replay draws the same."""
-        if params.seed is None:
-            params = params.replace(seed=secrets.randbits(64))
-        return super().prepare(prompt, params, options)
-
     # ---- requests of another front
 
     def relay(self, message: messages.EngineRequest, take: TakeEvent) -> int:
@@ -250,11 +258,8 @@ class WorkerEngine(BaseEngine):
         adapters = [one.name for one in self.loras()]
         return messages.Ready(messages.PROTOCOL, asdict(self.limits), self._facts, adapters)
 
-    def _checked_pooling(self, request: EmbeddingRequest) -> str | None:
-        return request.pooling  # the worker checks it
-
     def close(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
-        """See `EngineClient`."""
+        """End the engine, and free the vocabulary."""
         super().close(drain=drain, timeout_s=timeout_s)
         if self._supervisor.ended.done():
             self._front.close()
@@ -276,20 +281,20 @@ class WorkerEngine(BaseEngine):
         return idle(self)
 
     def stats(self) -> MetricsSnapshot:
-        """See `EngineClient`."""
+        """Return the metrics of the front, and of the worker if it replies in time, else of its last report."""
         if self._supervisor.is_alive:
             with suppress(TimeoutError):
                 self._supervisor.calls.ask(report).result(_STATS_S)
         return self._supervisor.totals.together(self.metrics.snapshot())
 
     def reported_stats(self, max_age_s: float) -> MetricsSnapshot | None:
-        """See `EngineClient`."""
+        """Return the metrics as of the worker's last report; None if it is older than max_age_s."""
         totals = self._supervisor.totals
         is_new = self._clock.now() - totals.reported_s <= max_age_s
         return totals.together(self.metrics.snapshot()) if is_new else None
 
     def wake(self) -> None:
-        """See `EngineClient`."""
+        """Start the worker again if it sleeps, and count as use of it."""
         super().wake()
         self._supervisor.wake()
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from paceline.clock import Clock
-from paceline.engine.base_engine import close_trace
+from paceline.engine.client import close_trace
 from paceline.engine.engine_thread import EventSink
 from paceline.errors import PacelineError
 from paceline.observability import metric_table as table
