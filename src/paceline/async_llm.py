@@ -20,34 +20,27 @@ from paceline import validation
 from paceline.chat_client.chat_methods import AsyncChatMethods
 from paceline.config import EngineConfig
 from paceline.engine.arguments import (
-    METHODS_ELSEWHERE,
     GenerateKeywords,
     LLMKeywords,
     ModelPath,
     batch_arguments,
     check_channel,
     collected_arguments,
-    embedding_options,
     given_options,
     prefix_options,
-    reranking_options,
     streamed_arguments,
 )
 from paceline.engine.in_process_engine import check_options, check_source, local_files, local_options, open_engine
-from paceline.engine.prompts import Prompt, Prompts, Segments, is_batch, is_single_text
+from paceline.engine.prompts import Prompt, Prompts, Segments, is_batch
 from paceline.engine.results import (
     AsyncBatch,
     batch_outcome,
-    check_prompt_name,
-    checked_dimensions,
-    classifications,
+    classifying_call,
     collect_async,
+    embedding_call,
     engine_repr,
-    one_vector_pooling,
-    scores,
-    submit_async,
+    reranking_call,
     submit_streams,
-    vectors,
     waits,
 )
 from paceline.keywords import EmbedKeywords, IntArray, PrefixKeywords, RerankKeywords, TokenIds, with_keywords
@@ -64,14 +57,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from paceline.engine import EngineClient
-    from paceline.engine.adapters import LoraAdapter
     from paceline.media import Attachment
-    from paceline.observability.heartbeat import Heartbeat
-    from paceline.observability.metric_table import MetricsSnapshot
-    from paceline.runtime import Tokenizer
     from paceline.runtime.embedder import Normalization
     from paceline.scheduling.records import SlotsSnapshot
-    from paceline.sequence import Limits
 
 
 class AsyncLLM(StreamMethods[AsyncStream, AsyncBatchStream], AsyncChatMethods):
@@ -137,11 +125,6 @@ class AsyncLLM(StreamMethods[AsyncStream, AsyncBatchStream], AsyncChatMethods):
         """
         await self._engine()
         return self
-
-    if not TYPE_CHECKING:  # type checkers refuse unknown names
-
-        def __getattr__(self, name: str) -> object:
-            raise validation.no_attribute(self, name, METHODS_ELSEWHERE)
 
     @overload
     async def generate(  # type: ignore[overload-overlap] # a str is a sequence of texts, too: the first match counts
@@ -210,29 +193,19 @@ class AsyncLLM(StreamMethods[AsyncStream, AsyncBatchStream], AsyncChatMethods):
         **options: Unpack[EmbedKeywords],
     ) -> npt.NDArray[np.float32]:
         """Embed texts, and prompts with images or audio, as `LLM.embed` does."""
-        engine, kind = await self._engine(), one_vector_pooling(pooling)
-        check_prompt_name(prompt_name)
-        wanted = None if dimensions is None else checked_dimensions(dimensions, engine.model.n_embd_out)
-        is_single, rest = is_single_text(texts), embedding_options(options)
-        many: Any = [texts] if is_single else texts
-        rows = await submit_async(lambda: engine.embed(many, kind, rest, waits=waits(engine)))
-        found = vectors(rows, normalize, engine.model.n_embd_out, wanted)
-        return found[0] if is_single else found
+        engine = await self._engine()
+        call = embedding_call(engine, texts, pooling, normalize, dimensions, prompt_name, options)
+        return await call.result_async()
 
     @with_keywords(RequestOptions)
     async def classify(self, texts: Sequence[str | TokenIds], **options: Unpack[EmbedKeywords]) -> list[Classification]:
         """Classify texts as `LLM.classify` does."""
-        engine, rest = await self._engine(), embedding_options(options)
-        many: Any = texts  # arrays of ids among them
-        rows = await submit_async(lambda: engine.embed(many, "rank", rest, waits=waits(engine)))
-        return classifications(engine.model, rows)
+        return await classifying_call(await self._engine(), texts, options).result_async()
 
     @with_keywords(RequestOptions)
     async def rerank(self, query: str, documents: Sequence[str], **options: Unpack[RerankKeywords]) -> list[Score]:
         """Score documents as `LLM.rerank` does."""
-        engine = await self._engine()
-        rest = reranking_options(options)
-        return scores(await submit_async(lambda: engine.rerank(query, documents, rest, waits=waits(engine))))
+        return await reranking_call(await self._engine(), query, documents, options).result_async()
 
     async def load_lora(self, name: str, path: str | os.PathLike[str], *, in_place: bool = False) -> None:
         """Load a LoRA adapter as `LLM.load_lora` does."""
@@ -243,10 +216,6 @@ class AsyncLLM(StreamMethods[AsyncStream, AsyncBatchStream], AsyncChatMethods):
         """Unload a LoRA adapter as `LLM.unload_lora` does."""
         engine = await self._engine()
         await asyncio.to_thread(lambda: engine.unload_lora(name, timeout_s=timeout_s))
-
-    def loras(self) -> tuple[LoraAdapter, ...]:
-        """Return the LoRA adapters as `LLM.loras` does."""
-        return self._started.loras()
 
     @with_keywords(RequestOptions)
     async def save_prefix(self, name: str, prompt: Prompt, **options: Unpack[PrefixKeywords]) -> int:
@@ -265,37 +234,9 @@ class AsyncLLM(StreamMethods[AsyncStream, AsyncBatchStream], AsyncChatMethods):
         engine = await self._engine()
         await asyncio.to_thread(engine.erase_prefix, name)
 
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
-        return self._started.tokenizer
-
-    @property
-    def model(self) -> Model:
-        """The model."""
-        return self._started.model
-
-    @property
-    def limits(self) -> Limits:
-        """The resolved limits: slots, KV cells, seq ids, token budgets."""
-        return self._started.limits
-
-    @property
-    def engine(self) -> EngineClient:
-        """The engine, for applications that read its streams themselves."""
-        return self._started
-
-    def stats(self) -> MetricsSnapshot:
-        """Return a snapshot of all metrics as `LLM.stats` does."""
-        return self._started.stats()
-
     async def slots(self) -> SlotsSnapshot:
         """Return the activity of each slot as `LLM.slots` does."""
         return await asyncio.wrap_future((await self._engine()).ask_slots())
-
-    def heartbeat(self) -> Heartbeat:
-        """Return whether the engine is alive as `LLM.heartbeat` does."""
-        return self._started.heartbeat()
 
     async def aclose(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
         """Stop the engine as `LLM.close` does, without blocking the loop. Any event loop may call it."""

@@ -51,13 +51,14 @@
         ├── DownloadError     the downloaded file is not the announced file
         └── StateError        not a saved state, damaged, or of another model
 
-Each class has a stable `code` for programs. The message names the field, the value and the way out.
+Each class has a stable `code` for programs: its name in snake case. The message names the field, the value and the way out.
 The native core raises these by their class name.
 """
 
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -67,23 +68,23 @@ class PacelineError(Exception):
 
     code: ClassVar[str] = "paceline_error"
 
+    def __init_subclass__(cls) -> None:
+        """Set the code: the name of the class in snake case. A class of another package has the code of its base."""
+        super().__init_subclass__()
+        if cls.__module__ == __name__:
+            cls.code = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+
 
 class RequestError(PacelineError):
     """The call cannot be served as it is; the same call will fail again."""
-
-    code = "request_error"
 
 
 class InvalidParams(RequestError, ValueError):
     """A parameter has a value out of its range."""
 
-    code = "invalid_params"
-
 
 class InvalidType(InvalidParams, TypeError):
     """A parameter has the wrong type (a bool is not an int), or an option is unknown."""
-
-    code = "invalid_type"
 
 
 class PromptTooLong(RequestError):
@@ -95,8 +96,6 @@ class PromptTooLong(RequestError):
         is_counted: False if `num_tokens` is a lower bound, of a prompt that was refused before it was tokenised.
     """
 
-    code = "prompt_too_long"
-
     def __init__(
         self, message: str, num_tokens: int | None = None, max_tokens: int | None = None, is_counted: bool = True
     ) -> None:
@@ -107,25 +106,17 @@ class PromptTooLong(RequestError):
 class TextTooLong(RequestError):
     """The text is longer than the tokenizer can take in one piece."""
 
-    code = "text_too_long"
-
 
 class GrammarError(RequestError, ValueError):
     """The grammar does not parse, or exceeds the limits on grammars."""
-
-    code = "grammar_error"
 
 
 class TemplateError(RequestError, ValueError):
     """The chat template does not parse, refuses the conversation, fails, or takes more time or memory than it may."""
 
-    code = "template_error"
-
 
 class ChatParseError(RequestError, ValueError):
     """The generated text is not of the chat format that its prompt asked for; the text itself is the content then."""
-
-    code = "chat_parse_error"
 
 
 class ResponseModelError(RequestError, ValueError):
@@ -136,8 +127,6 @@ class ResponseModelError(RequestError, ValueError):
         reply: The whole `ChatReply`; None if it is not known.
     """
 
-    code = "response_model_error"
-
     def __init__(self, message: str, text: str = "", reply: object = None) -> None:
         super().__init__(message)
         self.text, self.reply = text, reply
@@ -145,8 +134,6 @@ class ResponseModelError(RequestError, ValueError):
 
 class Unsupported(RequestError):
     """This model, its kind of memory or this build does not support the request."""
-
-    code = "unsupported"
 
 
 class BatchError(RequestError):
@@ -158,8 +145,6 @@ class BatchError(RequestError):
         outcomes: The `Completion`, in a chat the `ChatReply`, or the error of each prompt, in order.
     """
 
-    code = "batch_error"
-
     def __init__(self, message: str, outcomes: Sequence[object] = ()) -> None:
         super().__init__(message)
         self.outcomes: tuple[Any, ...] = tuple(outcomes)
@@ -168,139 +153,93 @@ class BatchError(RequestError):
 class TraceError(RequestError, ValueError):
     """The file is not a trace of an engine, is damaged, or was written by an unknown version."""
 
-    code = "trace_error"
-
 
 class ModelNotFound(RequestError):
     """There is no repository, file, quantisation, cached or managed model of that name; the message has the nearest names."""
-
-    code = "model_not_found"
 
 
 class ModelNotLoaded(RequestError):
     """The model is known but not loaded, and the request asked not to load it."""
 
-    code = "model_not_loaded"
-
 
 class AccessDenied(RequestError):
     """The repository is gated or private, and there is no token, or one that may not read it."""
-
-    code = "access_denied"
 
 
 class AdapterNotFound(RequestError):
     """No LoRA adapter of that name is loaded."""
 
-    code = "adapter_not_found"
-
 
 class CapacityError(PacelineError):
     """There is no room now; a smaller request, or the same one later, can work."""
-
-    code = "capacity_error"
 
 
 class NotEnoughMemory(CapacityError):
     """The model, context or batch does not fit into the memory of this machine."""
 
-    code = "not_enough_memory"
-
 
 class NoKvSlot(CapacityError):
     """The KV cache has no free cells for this batch; nothing was changed."""
-
-    code = "no_kv_slot"
 
 
 class QueueFull(CapacityError):
     """The queue is full; the request was not queued."""
 
-    code = "queue_full"
-
 
 class ModelsBusy(CapacityError):
     """A model waited too long for room: the loaded models were in use, or pinned."""
-
-    code = "models_busy"
 
 
 class AdapterInUse(CapacityError):
     """Requests that use a LoRA adapter did not end in time, so it was not unloaded."""
 
-    code = "adapter_in_use"
-
 
 class DiskFull(CapacityError):
     """The disk has no space for a download; the received part is kept, and the next attempt continues it."""
-
-    code = "disk_full"
 
 
 class HubUnavailable(CapacityError):
     """The hub or a web server cannot be reached, is overloaded, or broke off; the received part is kept."""
 
-    code = "hub_unavailable"
-
 
 class EngineError(PacelineError):
     """A valid call failed in the engine."""
-
-    code = "engine_error"
 
 
 class DecodeError(EngineError):
     """llama.cpp could not compute a valid batch; every row is back in its previous state."""
 
-    code = "decode_error"
-
 
 class Aborted(EngineError):
     """The call was stopped from another thread; every row is back in its previous state."""
-
-    code = "aborted"
 
 
 class SamplingError(EngineError):
     """No token can be drawn: every token is masked, or the logits hold NaN."""
 
-    code = "sampling_error"
-
 
 class NoTokenAllowed(SamplingError):
     """No token may come next: masks, bans and grammar together leave none."""
-
-    code = "no_token_allowed"
 
 
 class StrategyError(EngineError):
     """A batch strategy failed or returned an invalid plan; the message names it."""
 
-    code = "strategy_error"
-
 
 class DrafterError(EngineError):
     """A drafter failed or proposed an invalid token; the message names it."""
-
-    code = "drafter_error"
 
 
 class EngineStopped(EngineError):
     """The engine was shut down or is shutting down; it accepts no requests."""
 
-    code = "engine_stopped"
-
 
 class ModelUnloaded(EngineStopped):
     """The model was unloaded while the request ran, or while it waited for the model."""
 
-    code = "model_unloaded"
-
 
 class ModelChanged(EngineStopped):
     """A file of the model was replaced while the engine had it, so a new worker would have loaded another model."""
-
-    code = "model_changed"
 
 
 class EngineDied(EngineError):
@@ -311,8 +250,6 @@ class EngineDied(EngineError):
         last_words: The end of its output to stderr, for example llama.cpp's reason.
     """
 
-    code = "engine_died"
-
     def __init__(self, message: str, signal: str | None = None, last_words: str = "") -> None:
         super().__init__(message)
         self.signal, self.last_words = signal, last_words
@@ -321,8 +258,6 @@ class EngineDied(EngineError):
 class WorkerUnresponsive(EngineError):
     """The worker process did not reply to a question in time: it computes a long pass, or hangs; try again later."""
 
-    code = "worker_unresponsive"
-
 
 class RpcServerUnavailable(EngineError):
     """An RPC server that computes a part of the model cannot be reached, is busy, was lost, or is of another version.
@@ -330,37 +265,25 @@ class RpcServerUnavailable(EngineError):
     The message names its address. An engine that has lost one looks for it again and again, and works once it is back.
     """
 
-    code = "rpc_server_unavailable"
-
 
 class Cancelled(EngineError):
     """The request was cancelled before it had a result. Streams report this by their finish reason instead."""
-
-    code = "cancelled"
 
 
 class DeadlineExceeded(EngineError):
     """The request ran out of time before it had a result. Streams report this by their finish reason instead."""
 
-    code = "deadline_exceeded"
-
 
 class Closed(EngineError):
     """The object was closed and cannot be used any more."""
-
-    code = "closed"
 
 
 class ModelError(PacelineError):
     """A file cannot be used: a model, an adapter or a saved state."""
 
-    code = "model_error"
-
 
 class ModelLoadError(ModelError):
     """The file is not a model that llama.cpp can load."""
-
-    code = "model_load_error"
 
 
 class _OfFile(OSError):
@@ -382,47 +305,37 @@ class _OfFile(OSError):
 class ModelFileNotFound(ModelLoadError, _OfFile, FileNotFoundError):
     """There is no file at the path of the model, draft model or projector."""
 
-    code = "model_file_not_found"
     _errno = errno.ENOENT
 
 
 class ModelFileForbidden(ModelLoadError, _OfFile, PermissionError):
     """The file of the model, draft model or projector may not be read by this user."""
 
-    code = "model_file_forbidden"
     _errno = errno.EACCES
 
 
 class AdapterError(ModelError):
     """The file is not a LoRA adapter, or not one for this model."""
 
-    code = "adapter_error"
-
 
 class AdapterFileNotFound(AdapterError, _OfFile, FileNotFoundError):
     """There is no file at the path of the adapter."""
 
-    code = "adapter_file_not_found"
     _errno = errno.ENOENT
 
 
 class AdapterFileForbidden(AdapterError, _OfFile, PermissionError):
     """The file of the adapter may not be read by this user."""
 
-    code = "adapter_file_forbidden"
     _errno = errno.EACCES
 
 
 class DownloadError(ModelError):
     """The downloaded file is not the announced file: another checksum or size, or no GGUF file at all."""
 
-    code = "download_error"
-
 
 class StateError(ModelError):
     """The bytes are not a saved state, are damaged, or belong to another model."""
-
-    code = "state_error"
 
 
 def named_error(name: str, message: str, filename: str | None = None) -> PacelineError:

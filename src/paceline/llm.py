@@ -23,28 +23,22 @@ from paceline.engine.arguments import (
     batch_entries,
     checked_index,
     collected_arguments,
-    embedding_options,
     prefix_options,
-    reranking_options,
     streamed_arguments,
 )
 from paceline.engine.in_process_engine import check_options, local_files, local_options, open_engine
-from paceline.engine.prompts import Prompt, Prompts, Segments, is_batch, is_single_text
+from paceline.engine.prompts import Prompt, Prompts, Segments, is_batch
 from paceline.engine.results import (
     Batch,
     batch_outcome,
-    cancelled_if_left,
-    check_prompt_name,
-    checked_dimensions,
     checked_progress,
-    classifications,
+    classifying_call,
     collect,
+    embedding_call,
     engine_repr,
-    one_vector_pooling,
     progress_bar,
-    scores,
+    reranking_call,
     submit_streams,
-    vectors,
     waits,
 )
 from paceline.keywords import EmbedKeywords, IntArray, PrefixKeywords, RerankKeywords, TokenIds, with_keywords
@@ -77,7 +71,7 @@ StreamEntries: TypeAlias = Sequence[tuple[SamplingParams | None, StreamChannel |
 
 
 class StreamMethods(ABC, Generic[AnyStream, AnyBatchStream]):
-    """The streams of `LLM` and `AsyncLLM`."""
+    """The methods of `LLM` and `AsyncLLM` that wait for nothing."""
 
     @overload
     def stream(
@@ -148,6 +142,10 @@ class StreamMethods(ABC, Generic[AnyStream, AnyBatchStream]):
             return self._stream_each(list(prompt), batch_entries(params, channel, len(prompt)), options, index)
         return self._stream_one(prompt, params, channel, options, index)
 
+    @property
+    @abstractmethod
+    def _started(self) -> EngineClient: ...
+
     @abstractmethod
     def _stream_one(
         self, prompt: Any, params: Any, channel: StreamChannel | None, options: Mapping[str, Any], index: int
@@ -157,6 +155,55 @@ class StreamMethods(ABC, Generic[AnyStream, AnyBatchStream]):
     def _stream_each(
         self, prompts: list[Any], entries: StreamEntries, options: Mapping[str, Any], index: int
     ) -> AnyBatchStream: ...
+
+    def loras(self) -> tuple[LoraAdapter, ...]:
+        """Return the LoRA adapters that requests may use.
+
+        Returns:
+            One record per adapter, with name and path, in the order of loading; one in place of another has its place.
+        """
+        return self._started.loras()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self._started.tokenizer
+
+    @property
+    def model(self) -> Model:
+        """The model."""
+        return self._started.model
+
+    @property
+    def limits(self) -> Limits:
+        """The resolved limits: slots, KV cells, seq ids, token budgets."""
+        return self._started.limits
+
+    @property
+    def engine(self) -> EngineClient:
+        """The engine, for applications that read its streams themselves."""
+        return self._started
+
+    def stats(self) -> MetricsSnapshot:
+        """Return a snapshot of all metrics.
+
+        Returns:
+            Counters and histograms since the start; docs/metrics.md lists them.
+        """
+        return self._started.stats()
+
+    def heartbeat(self) -> Heartbeat:
+        """Return whether the engine is alive, and its activity, without waiting for it.
+
+        Returns:
+            The heartbeat at this moment.
+        """
+        return self._started.heartbeat()
+
+    if not TYPE_CHECKING:  # type checkers refuse unknown names
+
+        def __getattr__(self, name: str) -> object:
+            raise validation.no_attribute(self, name, METHODS_ELSEWHERE)
 
 
 class LLM(StreamMethods[Stream, BatchStream], ChatMethods):
@@ -215,11 +262,6 @@ class LLM(StreamMethods[Stream, BatchStream], ChatMethods):
         except BaseException:
             self._engine.close()
             raise
-
-    if not TYPE_CHECKING:  # type checkers refuse unknown names
-
-        def __getattr__(self, name: str) -> object:
-            raise validation.no_attribute(self, name, METHODS_ELSEWHERE)
 
     @overload
     def generate(  # type: ignore[overload-overlap] # a str is a sequence of texts, too: the first match counts
@@ -330,15 +372,8 @@ class LLM(StreamMethods[Stream, BatchStream], ChatMethods):
             QueueFull: The queue is full, and `when_full` is "refuse".
             EngineError: The engine has stopped, or the request failed, was cancelled or ran out of time.
         """
-        engine, kind = self._engine, one_vector_pooling(pooling)
-        check_prompt_name(prompt_name)
-        wanted = None if dimensions is None else checked_dimensions(dimensions, engine.model.n_embd_out)
-        is_single, rest = is_single_text(texts), embedding_options(options)
-        many: Any = [texts] if is_single else texts
-        future = engine.embed(many, kind, rest, waits=waits(engine))
-        with cancelled_if_left(future.cancel):
-            found = vectors(future.result(), normalize, engine.model.n_embd_out, wanted)
-        return found[0] if is_single else found
+        call = embedding_call(self._engine, texts, pooling, normalize, dimensions, prompt_name, options)
+        return call.result()
 
     @with_keywords(RequestOptions)
     def classify(self, texts: Sequence[str | TokenIds], **options: Unpack[EmbedKeywords]) -> list[Classification]:
@@ -357,11 +392,7 @@ class LLM(StreamMethods[Stream, BatchStream], ChatMethods):
             QueueFull: The queue is full, and `when_full` is "refuse".
             EngineError: The engine has stopped, or the request failed, was cancelled or ran out of time.
         """
-        many: Any = texts  # arrays of ids among them
-        rest = embedding_options(options)
-        future = self._engine.embed(many, "rank", rest, waits=waits(self._engine))
-        with cancelled_if_left(future.cancel):
-            return classifications(self._engine.model, future.result())
+        return classifying_call(self._engine, texts, options).result()
 
     @with_keywords(RequestOptions)
     def rerank(self, query: str, documents: Sequence[str], **options: Unpack[RerankKeywords]) -> list[Score]:
@@ -381,10 +412,7 @@ class LLM(StreamMethods[Stream, BatchStream], ChatMethods):
             QueueFull: The queue is full, and `when_full` is "refuse".
             EngineError: The engine has stopped, or the request failed, was cancelled or ran out of time.
         """
-        rest = reranking_options(options)
-        future = self._engine.rerank(query, documents, rest, waits=waits(self._engine))
-        with cancelled_if_left(future.cancel):
-            return scores(future.result())
+        return reranking_call(self._engine, query, documents, options).result()
 
     def load_lora(self, name: str, path: str | os.PathLike[str], *, in_place: bool = False) -> None:
         """Load a LoRA adapter while requests run; later requests use it with `lora={name: scale}`.
@@ -416,14 +444,6 @@ class LLM(StreamMethods[Stream, BatchStream], ChatMethods):
             WorkerUnresponsive: The worker process did not reply in time.
         """
         self._engine.unload_lora(name, timeout_s=timeout_s)
-
-    def loras(self) -> tuple[LoraAdapter, ...]:
-        """Return the LoRA adapters that requests may use.
-
-        Returns:
-            One record per adapter, with name and path, in the order of loading; one in place of another has its place.
-        """
-        return self._engine.loras()
 
     @with_keywords(RequestOptions)
     def save_prefix(self, name: str, prompt: Prompt, **options: Unpack[PrefixKeywords]) -> int:
@@ -478,34 +498,6 @@ class LLM(StreamMethods[Stream, BatchStream], ChatMethods):
         """
         self._engine.erase_prefix(name)
 
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
-        return self._engine.tokenizer
-
-    @property
-    def model(self) -> Model:
-        """The model."""
-        return self._engine.model
-
-    @property
-    def limits(self) -> Limits:
-        """The resolved limits: slots, KV cells, seq ids, token budgets."""
-        return self._engine.limits
-
-    @property
-    def engine(self) -> EngineClient:
-        """The engine, for applications that read its streams themselves."""
-        return self._engine
-
-    def stats(self) -> MetricsSnapshot:
-        """Return a snapshot of all metrics.
-
-        Returns:
-            Counters and histograms since the start; docs/metrics.md lists them.
-        """
-        return self._engine.stats()
-
     def slots(self) -> SlotsSnapshot:
         """Return the activity of each slot and the number of waiting sequences, after the running tick.
 
@@ -518,14 +510,6 @@ class LLM(StreamMethods[Stream, BatchStream], ChatMethods):
         """
         return self._engine.slots()
 
-    def heartbeat(self) -> Heartbeat:
-        """Return whether the engine is alive, and its activity, without waiting for it.
-
-        Returns:
-            The heartbeat at this moment.
-        """
-        return self._engine.heartbeat()
-
     def close(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
         """Stop the engine and free its memory, weights included. Idempotent. Open requests end with the finish reason SHUTDOWN.
 
@@ -537,6 +521,10 @@ class LLM(StreamMethods[Stream, BatchStream], ChatMethods):
             timeout_s: How long they may take, in seconds; None: no limit.
         """
         self._engine.close(drain=drain, timeout_s=timeout_s)
+
+    @property
+    def _started(self) -> EngineClient:
+        return self._engine
 
     def __repr__(self) -> str:
         return engine_repr(self, vars(self).get("_engine"))

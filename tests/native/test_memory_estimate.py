@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.native.architecture_files import ArchitectureTool, build_architecture_tool, chosen
 from tests.native.conftest import TinyModels
@@ -54,12 +55,8 @@ def close(found: int | None, expected: int | None, share: float = 0.05) -> bool:
 
 def planned_here(question: MemoryQuestion) -> MemoryReport:
     """Return what the process of a dry run would, through its JSON."""
-    again = MemoryQuestion(**json.loads(json.dumps(question_fields(question))))
-    return MemoryReport.of_json(dry_run.answer(again).to_json())
-
-
-def question_fields(question: MemoryQuestion) -> dict[str, Any]:
-    return {name: getattr(question, name) for name in MemoryQuestion.__slots__}
+    again = msgspec.json.decode(json.dumps(dataclasses.asdict(question)), type=MemoryQuestion)
+    return msgspec.json.decode(msgspec.json.encode(dry_run.answer(again)), type=MemoryReport)
 
 
 @pytest.fixture

@@ -13,6 +13,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from paceline.engine.memory_fit import (
     DraftQuestion,
     FitRules,
@@ -139,9 +141,9 @@ class _Planner:
 
 def main() -> None:
     """Answer the question on stdin."""
-    question = MemoryQuestion.of_json(sys.stdin.read())
+    question = msgspec.json.decode(sys.stdin.buffer.read(), type=MemoryQuestion)
     try:
-        reply = answer(question).to_json()
+        reply = msgspec.json.encode(answer(question)).decode()
     except PacelineError as error:
         reply = json.dumps(
             {"error": type(error).__name__, "message": str(error), "file": getattr(error, "filename", None)}

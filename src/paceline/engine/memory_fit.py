@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from paceline.errors import NotEnoughMemory
 from paceline.runtime import Device, DeviceMemory, MemoryClass, MemoryEstimate
@@ -340,7 +339,7 @@ class MemoryQuestion:
     paths: tuple[str, ...]
     model: Mapping[str, Any]
     context: Mapping[str, Any]
-    n_ctx: int | None
+    n_ctx: Any  # as the caller gave it: the plan checks it
     num_slots: int
     chooses_slots: bool
     chooses_layers: bool
@@ -356,18 +355,6 @@ class MemoryQuestion:
     rpc: tuple[str, ...] = ()
     rpc_timeout_s: float = 0
 
-    @classmethod
-    def of_json(cls, text: str) -> Self:
-        """Read what the asking process wrote."""
-        found = json.loads(text)
-        draft, projector, gpus = found.pop("draft"), found.pop("projector"), found.pop("gpus")
-        return cls(
-            **found,
-            draft=draft and DraftQuestion(**draft),
-            projector=projector and ProjectorQuestion(**projector),
-            gpus=tuple(Device(**one) for one in gpus),
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReport:
@@ -379,19 +366,3 @@ class MemoryReport:
     wanted: MemoryEstimate
     fitted: FittedMemory | None
     refusal: str = ""
-
-    def to_json(self) -> str:
-        """Return the report as the process writes it."""
-        return json.dumps(dataclasses.asdict(self))
-
-    @classmethod
-    def of_json(cls, text: str) -> Self:
-        """Read what the process wrote."""
-        found = json.loads(text)
-        fitted = found["fitted"]
-        return cls(
-            wanted=MemoryEstimate.of_json(found["wanted"]),
-            fitted=fitted
-            and FittedMemory(MemoryChoice(**fitted["choice"]), MemoryEstimate.of_json(fitted["estimate"])),
-            refusal=found["refusal"],
-        )

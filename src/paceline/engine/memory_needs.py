@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Unpack
 
+import msgspec
+
 from paceline import validation
 from paceline.config import EngineConfig
 from paceline.engine.adapters import projector_file
@@ -356,7 +358,7 @@ def plan(question: MemoryQuestion) -> MemoryReport:
         raise EngineError(f"the process of the dry run ended with status {done.returncode}: {words:.200}") from None
     if "error" in found:
         raise named_error(found["error"], found["message"], found["file"])
-    return MemoryReport.of_json(reply)
+    return msgspec.convert(found, MemoryReport)
 
 
 def header_estimate(header: ModelHeader, question: MemoryQuestion) -> MemoryEstimate:

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
@@ -23,7 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline import validation
-from paceline.engine.arguments import streamed_arguments
+from paceline.engine.arguments import embedding_options, reranking_options, streamed_arguments
+from paceline.engine.prompts import is_single_text
 from paceline.errors import BatchError, EngineStopped, InvalidType, PacelineError, Unsupported
 from paceline.params import SamplingParams
 from paceline.runtime.embedder import Normalization, normalized
@@ -274,11 +276,62 @@ def batch_outcome(outcomes: Sequence[_R | PacelineError], unit: str = "prompts")
     return [one for one in outcomes if not isinstance(one, PacelineError)]
 
 
-def one_vector_pooling(pooling: str | None) -> str | None:
-    """Return the pooling, which makes one vector of a text. Raises `Unsupported` for "none", which makes one of each token."""
+@dataclass(frozen=True, slots=True)
+class VectorCall(Generic[_R]):
+    """A call for vectors, classes or scores. submit: starts the request; finish: makes the result of the arrays."""
+
+    submit: Callable[[], Future[list[Any]]]
+    finish: Callable[[list[Any]], _R]
+
+    def result(self) -> _R:
+        """Return the result. Leaving the wait cancels the request."""
+        future = self.submit()
+        with cancelled_if_left(future.cancel):
+            return self.finish(future.result())
+
+    async def result_async(self) -> _R:
+        """Return the result, without blocking the event loop. Cancelling the caller cancels the request."""
+        return self.finish(await submit_async(self.submit))
+
+
+def embedding_call(  # noqa: PLR0913 - the parameters of `LLM.embed`
+    engine: EngineClient,
+    texts: Any,
+    pooling: str | None,
+    normalize: bool | Normalization | None,
+    dimensions: int | None,
+    prompt_name: str | None,
+    options: Mapping[str, Any],
+) -> VectorCall[npt.NDArray[np.float32]]:
+    """Return the call of `LLM.embed`. Raises `Unsupported`, `InvalidParams` and `InvalidType` for the arguments."""
     if pooling == "none":
         raise Unsupported('pooling "none" has a vector for each token; use embed_tokens() of an Embedder of your own')
-    return pooling
+    check_prompt_name(prompt_name)
+    n_embd = engine.model.n_embd_out
+    size = None if dimensions is None else checked_dimensions(dimensions, n_embd)
+    is_single, request_options = is_single_text(texts), embedding_options(options)
+    inputs = [texts] if is_single else texts
+
+    def finish(rows: list[Any]) -> npt.NDArray[np.float32]:
+        found = vectors(rows, normalize, n_embd, size)
+        return found[0] if is_single else found
+
+    return VectorCall(lambda: engine.embed(inputs, pooling, request_options, waits=waits(engine)), finish)
+
+
+def classifying_call(engine: EngineClient, texts: Any, options: Mapping[str, Any]) -> VectorCall[list[Classification]]:
+    """Return the call of `LLM.classify`."""
+    request_options = embedding_options(options)
+    submit = partial(engine.embed, texts, "rank", request_options, waits=waits(engine))
+    return VectorCall(submit, partial(classifications, engine.model))
+
+
+def reranking_call(
+    engine: EngineClient, query: str, documents: Sequence[str], options: Mapping[str, Any]
+) -> VectorCall[list[Score]]:
+    """Return the call of `LLM.rerank`."""
+    request_options = reranking_options(options)
+    return VectorCall(partial(engine.rerank, query, documents, request_options, waits=waits(engine)), scores)
 
 
 def vectors(

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from paceline.engine import EngineClient
     from paceline.errors import EngineStopped
 
-T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 _PROCESS_BYTES: Final = 128 << 20  # of Python and the libraries, and of the vocabulary in both processes
@@ -35,34 +34,45 @@ _SPARE_DELAY_S: Final = 2.0  # after a load: the first requests of the model com
 _OF_THE_FRONT: Final = ("chat_template", "offline", "hf_token")
 
 
-class RunningModel(Protocol[T_co]):
-    """A model that runs."""
+class RunningModel(Generic[T_co]):
+    """A model that runs: an object for users, and its engine. close: ends both; requests end with SHUTDOWN."""
+
+    def __init__(self, llm: T_co, engine: EngineClient, close: Callable[[], Awaitable[None]]) -> None:
+        self._llm, self._engine, self._close = llm, engine, close
 
     @property
     def llm(self) -> T_co:
         """The object that users get."""
+        return self._llm
 
     @property
     def is_asleep(self) -> bool:
-        """Whether it has no process because it was idle."""
+        """Whether its worker was ended because it was idle."""
+        return self._engine.heartbeat().state == "sleeping"
 
     @property
     def taken_bytes(self) -> int | None:
-        """The memory of its process; None if that is not known."""
+        """The memory of its worker; None if that is not known. Pages of a mapped file count if they are in memory."""
+        pid = self.worker_pid
+        return None if pid is None else resident_bytes(pid)
 
     @property
     def worker_pid(self) -> int | None:
-        """Its process; None without a process."""
+        """The process id of its worker; None without a worker."""
+        return self._engine.heartbeat().worker_pid
 
     @property
     def ended(self) -> Future[EngineStopped | None]:
-        """Done when it has ended, with the reason if it gave up by itself."""
+        """Done when the engine has ended, with the reason if it gave up by itself."""
+        return self._engine.ended
 
     def wake(self) -> None:
-        """Start its process again if it sleeps, and count as use of it."""
+        """Start its worker again if it sleeps, and count as use of it."""
+        self._engine.wake()
 
     async def aclose(self) -> None:
-        """End it; its requests end with SHUTDOWN."""
+        """End it."""
+        await self._close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,58 +113,6 @@ class ModelLoader(Protocol[T_co]):
         self, prepared: PreparedModel, progress: Callable[[float], None], cancel: threading.Event
     ) -> RunningModel[T_co]:
         """Load. progress: called with 0 to 1, on any thread. Raises `Aborted` after `cancel` was set."""
-
-
-class HasEngine(Protocol):
-    """An `AsyncLLM`, an `LLM`, or another object with an engine."""
-
-    @property
-    def engine(self) -> EngineClient:
-        """The engine."""
-
-
-E_co = TypeVar("E_co", bound=HasEngine, covariant=True)
-
-
-class EngineHandle(Generic[E_co]):
-    """A `RunningModel` around an engine. close: ends it."""
-
-    def __init__(self, llm: E_co, close: Callable[[], Awaitable[None]]) -> None:
-        self._llm, self._engine, self._close = llm, llm.engine, close
-
-    @property
-    def llm(self) -> E_co:
-        """The object that users get."""
-        return self._llm
-
-    @property
-    def is_asleep(self) -> bool:
-        """Whether its worker was ended because it was idle."""
-        return self._engine.heartbeat().state == "sleeping"
-
-    @property
-    def taken_bytes(self) -> int | None:
-        """The memory of its worker. Pages of a mapped file count if they are in memory."""
-        pid = self.worker_pid
-        return None if pid is None else resident_bytes(pid)
-
-    @property
-    def worker_pid(self) -> int | None:
-        """Its worker."""
-        return self._engine.heartbeat().worker_pid
-
-    @property
-    def ended(self) -> Future[EngineStopped | None]:
-        """Done when the engine has ended."""
-        return self._engine.ended
-
-    def wake(self) -> None:
-        """Start its worker if it sleeps, and count as use."""
-        self._engine.wake()
-
-    async def aclose(self) -> None:
-        """Close it."""
-        await self._close()
 
 
 def resident_bytes(pid: int) -> int | None:
@@ -241,7 +199,7 @@ class AsyncLLMLoader(EngineLoader):
 
     async def load(
         self, prepared: PreparedModel, progress: Callable[[float], None], cancel: threading.Event
-    ) -> EngineHandle[AsyncLLM]:
+    ) -> RunningModel[AsyncLLM]:
         """Open an `AsyncLLM`."""
         llm = AsyncLLM(prepared.model, **{**prepared.options, "progress": progress, "cancel": cancel})
         try:
@@ -249,7 +207,7 @@ class AsyncLLMLoader(EngineLoader):
         finally:
             if self._keeps_spare and prepared.options.get("isolation") == "process":
                 asyncio.get_running_loop().call_later(_SPARE_DELAY_S, SPARE_WORKERS.launch)
-        return EngineHandle(llm, llm.aclose)
+        return RunningModel(llm, llm.engine, llm.aclose)
 
 
 class LLMLoader(EngineLoader):
@@ -257,11 +215,11 @@ class LLMLoader(EngineLoader):
 
     async def load(
         self, prepared: PreparedModel, progress: Callable[[float], None], cancel: threading.Event
-    ) -> EngineHandle[LLM]:
+    ) -> RunningModel[LLM]:
         """Open an `LLM`."""
         options = {**prepared.options, "progress": progress, "cancel": cancel}
         llm = await asyncio.to_thread(partial(LLM, prepared.model, **options))
-        return EngineHandle(llm, partial(asyncio.to_thread, llm.close))
+        return RunningModel(llm, llm.engine, partial(asyncio.to_thread, llm.close))
 
 
 def _plan(model: Any, options: Mapping[str, Any], *, has_budget: bool) -> int | None:

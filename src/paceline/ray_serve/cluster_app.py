@@ -22,7 +22,7 @@ from paceline.cluster.cluster_engine import ClusterEngine
 from paceline.cluster.replica_calls import ReplicaCalls
 from paceline.engine.in_process_engine import local_files
 from paceline.model_manager import ModelEntry, PreparedModel
-from paceline.model_manager.engine_loader import EngineHandle, engine_options, source_options
+from paceline.model_manager.engine_loader import RunningModel, engine_options, source_options
 from paceline.observability.metric_table import Histogram, MetricsSnapshot
 from paceline.ray_serve.cluster_config import ClusterConfig, ClusterModel
 from paceline.server.api_errors import ApiException, invalid_request, not_supported
@@ -125,11 +125,11 @@ class ClusterLoader:
 
     async def load(
         self, prepared: PreparedModel, progress: Callable[[float], None], cancel: threading.Event
-    ) -> EngineHandle[_Holder]:
+    ) -> RunningModel[_Holder]:
         """Wait for the first replica."""
         engine = await asyncio.to_thread(self._open_engines[prepared.entry.name], cancel)
         progress(1.0)
-        return EngineHandle(_Holder(engine), partial(asyncio.to_thread, engine.close))
+        return RunningModel(_Holder(engine), engine, partial(asyncio.to_thread, engine.close))
 
 
 class ClusterPresets:
