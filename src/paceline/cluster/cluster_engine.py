@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import secrets
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Mapping, Sequence

@@ -294,7 +294,7 @@ class VectorCall(Generic[_R]):
         return self.finish(await submit_async(self.submit))
 
 
-def embedding_call(  # noqa: PLR0913 - the parameters of `LLM.embed`
+def embedding_call(  # noqa: PLR0913, PLR0917 - the parameters of `LLM.embed`
     engine: EngineClient,
     texts: Any,
     pooling: str | None,
