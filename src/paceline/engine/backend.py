@@ -1,12 +1,11 @@
-"""The interface of a backend (llama.cpp, or a fake), and the executor that runs plans on one.
+"""The interface of a backend (llama.cpp, or a fake), and the executor that runs plans on it.
 
-The engine's thread calls `copy` to `detach_adapter`, and the executor; any thread may call the rest.
+The engine's thread calls `copy` to `detach_adapter`, and the executor; any thread may call the other methods.
 
-Memory is addressed by positions, which are cells where a prompt is text; a range of positions has all cells of the media items in
-it.
+Memory is addressed by positions. In a text positions are cells; a range of positions includes all cells of its media items.
 
-Errors: an exception belongs to all rows or texts of that call, and nothing of it may have been kept. An error of one
-row alone goes into its `RowOutput`.
+An exception fails all rows or texts of its call, and nothing of them is kept. An error of a single row goes into its
+`RowOutput`.
 """
 
 from __future__ import annotations
@@ -44,16 +43,16 @@ class Backend(Protocol):
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The tokens' bytes and the ends of generation."""
+        """The bytes of the tokens, and the end-of-generation tokens."""
 
     def make_samplers(self, params: SamplingParams, prompt: list[int]) -> tuple[object, ...]:
-        """Return a sampler with the prompt for each of `params.n` choices. May take long; raises `RequestError`s."""
+        """Return a sampler for each of `params.n` choices, after the prompt. May take long. Raises `RequestError`s."""
 
     def resume_sampler(self, sampler: object, token_ids: Many[int], state: bytes | None) -> None:
-        """Bring a new sampler to the state of another one, which drew these tokens and has this `sampler_state`."""
+        """Bring a new sampler to the state of another sampler, which drew these tokens and had this `sampler_state`."""
 
     def sampler_state(self, sampler: object) -> bytes:
-        """Return a sampler's state; needed only if its draws depend on more than seed and tokens."""
+        """Return the state of a sampler with draws that depend on more than seed and tokens."""
 
     def prepare_embedding(self, pooling: str | None, num_tokens: int) -> str:
         """Prepare for texts of up to num_tokens tokens, and return the pooling. May take long.
@@ -64,83 +63,83 @@ class Backend(Protocol):
     def prepare_media_embedding(self, pooling: str | None, num_tokens: int, num_at_once: int) -> str:
         """Prepare for prompts with media of up to num_tokens tokens and cells, and return the pooling. May take long.
 
-        num_at_once: cells of the largest item that one pass has to compute. Raises `Unsupported` for another pooling than that
-        of the last token, and as `prepare_embedding`.
+        num_at_once: cells of the largest item that one pass must compute. Raises `Unsupported` for another pooling than "last",
+        and as `prepare_embedding`.
         """
 
     def copy(self, from_seq_id: int, to_seq_id: int, end: int) -> None:
-        """Copy the positions before `end` of one sequence id to another, which is empty."""
+        """Copy the positions before `end` of one sequence id to an empty sequence id."""
 
     def copy_cells(self, from_seq_id: int, to_seq_id: int, end: int) -> None:
-        """Copy the cells of these positions alone, where a state lies beside them; `load_state` makes the copy usable."""
+        """Copy the cells of these positions without the state beside them; `load_state` makes the copy usable."""
 
     def save(self, seq_id: int, start: int, end: int) -> SavedState:
         """Return the cells at positions [start, end) of a sequence id, for host memory."""
 
     def load(self, seq_id: int, data: Any, start: int, end: int) -> None:
-        """Add positions [start, end) of what `save` returned to a sequence id that holds exactly those before."""
+        """Add positions [start, end) of saved cells to a sequence id that holds exactly the positions before."""
 
     def cut(self, data: Any, start: int, end: int) -> SavedState:
-        """Return positions [start, end) of what `save` returned, as `save` would have; needs free cells for all of it."""
+        """Return positions [start, end) of saved cells, as `save` would. Needs free cells for all of them."""
 
     def save_state(self, seq_id: int, end: int) -> SavedState:
-        """Return the state of a sequence id that goes on at position `end`: what it holds beside cells, or all of it."""
+        """Return the state with which a sequence id goes on at position `end`: its state beside cells, or all of its memory."""
 
     def load_state(self, seq_id: int, data: Any, end: int) -> None:
-        """Give a sequence id what `save_state` returned; the cells before `end` are there, if they are kept apart."""
+        """Load a saved state into a sequence id, which has the cells before `end` if cells are kept apart from states."""
 
     def truncate(self, seq_id: int, end: int) -> None:
-        """Remove the positions of a sequence id from `end` on, which the last row had; needed where drafts can be verified.
+        """Remove the positions of a sequence id from `end` on, all of which the last row had. Needed if drafts can be verified.
 
-        Where memory has a state that cannot be cut, `end` is where that row began, which had drafts.
+        If memory has a state that cannot be cut, `end` is the beginning of that row.
         """
 
     def remove(self, seq_id: int) -> None:
         """Empty a sequence id."""
 
     def step(self, rows: Many[Row], lora: Lora) -> list[RowOutput]:
-        """Run one pass over the rows, which are of one kind, and draw for those that want it.
+        """Run one pass over rows of one kind, and draw for the rows that draw.
 
-        A row with drafts draws along them: behind its last known token and behind each draft, while what is drawn is the
-        next draft. Drafts from the first that was not drawn on are not kept; where that would be too many to be cut from memory,
-        nothing of the row is. A drawn end of generation is the last draw.
+        A row with drafts draws after its last known token and after each draft, as long as the drawn token is the next draft.
+        Drafts from the first wrong one on are not kept; if memory cannot be cut there, nothing of the row is kept. A drawn end
+        of generation is the last draw.
 
         Raises `Unsupported` for a kind of row that this backend cannot compute.
         """
 
     def embed(self, texts: list[list[int]], pooling: str | None) -> list[Any]:
-        """Return a vector, or a score, for each text, with pooling "none" a vector for each token; one pass."""
+        """Run one pass and return a vector or a score for each text; with pooling "none", a vector for each token."""
 
     def embed_media(self, item: EmbeddingItem) -> Any:
-        """Return the vector of a prompt with media, that of its last token. Raises why its media have no embeddings."""
+        """Return the vector of the last token of a prompt with media. Raises the error of media without embeddings."""
 
     def detach_adapter(self, adapter: str) -> None:
-        """Stop applying an adapter that no row needs any more; does nothing for one that is not applied. Engine's thread."""
+        """Stop applying an adapter that no row needs any more; does nothing if it is not applied. Engine's thread."""
 
     def load_adapter(self, adapter: str, path: str) -> None:
-        """Load the LoRA adapter of a file under a key that is new. May take long; raises `AdapterError`. Any thread."""
+        """Load the LoRA adapter of a file under a new key. May take long. Raises `AdapterError`. Any thread."""
 
     def adapter_fingerprint(self, adapter: str) -> bytes:
         """Return 16 bytes that identify the content of a loaded adapter. Raises `AdapterNotFound`. Any thread."""
 
     def free_adapter(self, adapter: str) -> None:
-        """Free a detached adapter; does nothing for one that is not there. Any thread."""
+        """Free a detached adapter; does nothing for an unknown key. Any thread."""
 
     def positions(self, seq_id: int) -> int:
-        """Return the position behind the last one that a sequence id holds; 0 where it is empty. For checks."""
+        """Return the position after the last one of a sequence id; 0 if it is empty. For checks."""
 
     def abort(self) -> None:
-        """Abort the pass that is running, which raises `Aborted`."""
+        """Abort the running pass, which raises `Aborted`."""
 
     def abort_embedding(self) -> None:
-        """Abort the pass that is running if it embeds texts; it raises `Aborted`. Any thread."""
+        """Abort the running pass if it embeds texts; it raises `Aborted`. Any thread."""
 
     def close(self) -> None:
         """Free the memory."""
 
 
 def prepare_embedding(backend: Backend, request: EmbeddingRequest) -> str | None:
-    """Prepare a backend for the texts of a request, and those with media, and return the pooling. Raises as the backend does."""
+    """Prepare a backend for the texts and media of a request, and return the pooling. Raises as the backend does."""
     pooling = request.pooling
     if request.media:
         pooling = backend.prepare_media_embedding(pooling, request.longest_media_prompt, request.largest_whole_item)
@@ -151,13 +150,13 @@ _log = logging.getLogger("paceline.engine")
 
 
 class Executor:
-    """Runs plans on a backend and returns the outcome of each row; never raises for a row or a pass that fails."""
+    """Runs plans on a backend and returns the outcome of each row; never raises for a failed row or pass."""
 
     def __init__(self, backend: Backend, clock: Clock) -> None:
         self._backend = backend
         self._clock = clock
         self._has_warned = False
-        self._embedded: set[int] = set()  # keys of the requests that a running pass embeds, without cancelled ones
+        self._embedded: set[int] = set()  # keys of the requests that the running pass embeds and that are not cancelled
         self._lock = threading.RLock()  # a cancel may come from a finaliser
 
     def run(self, plan: Plan) -> PlanOutput:
@@ -182,7 +181,7 @@ class Executor:
         return output
 
     def note_cancelled(self, key: int) -> None:
-        """Abort the running pass if it embeds texts of cancelled requests alone; `key` is the latest of them. Any thread."""
+        """Abort the running pass if every request that it embeds is cancelled; `key` is the latest of them. Any thread."""
         with self._lock:
             if key in self._embedded:
                 self._embedded.remove(key)
@@ -194,9 +193,9 @@ class Executor:
         self._backend.detach_adapter(adapter)
 
     def _operate(self, operations: list[Operation], output: TransferOutput) -> dict[int, PacelineError]:
-        """Carry out the cache operations in order; return the errors of copies and loads, by the sequence id they fill.
+        """Carry out the cache operations in order; return the errors of copies and loads by the sequence id that they fill.
 
-        A save that fails saves nothing, so that its tokens are computed again where they are needed; the first is logged.
+        A failed save saves nothing, and its tokens are computed again when they are needed. Only the first failure is logged.
         """
         errors: dict[int, PacelineError] = {}
         for operation in operations:
@@ -206,7 +205,15 @@ class Executor:
                 if isinstance(operation, (Remove, Truncate)):
                     raise
                 if isinstance(operation, (Save, Cut, SaveState)):
-                    self._warn(operation, error)
+                    if not self._has_warned:
+                        self._has_warned = True
+                        _log.warning(
+                            "%d tokens could not be saved to host memory; further failures are not logged",
+                            operation.num_tokens
+                            if isinstance(operation, SaveState)
+                            else operation.end - operation.start,
+                            exc_info=error,
+                        )
                     continue
                 seq_id = operation.to_seq_id if isinstance(operation, Copy) else operation.seq_id
                 if seq_id not in errors and isinstance(operation, (Load, LoadState)):
@@ -215,18 +222,7 @@ class Executor:
                 output.failed_seq_ids.add(seq_id)
         return errors
 
-    def _warn(self, save: Save | Cut | SaveState, error: Exception) -> None:
-        if not self._has_warned:
-            self._has_warned = True
-            num_tokens = save.num_tokens if isinstance(save, SaveState) else save.end - save.start
-            _log.warning(
-                "%d tokens could not be saved to host memory; further failures are not logged",
-                num_tokens,
-                exc_info=error,
-            )
-
     def _carry_out(self, operation: Operation, output: TransferOutput) -> None:
-        """Carry out an operation, whose cells the backend addresses by their positions."""
         begin = self._clock.now()
         match operation:
             case Copy(from_seq_id, to_seq_id, num_tokens, cells_only, layout):
@@ -259,7 +255,7 @@ class Executor:
     ) -> list[RowOutput]:
         if not errors:
             return self._step_in_parts(rows, lora, output)
-        failed = [errors.get(_seq_id(row)) for row in rows]
+        failed = [None if row.sequence.seq_id is None else errors.get(row.sequence.seq_id) for row in rows]
         sound = [row for row, error in zip(rows, failed, strict=True) if error is None]
         results = iter(self._step_in_parts(sound, lora, output) if sound else [])
         return [next(results) if error is None else RowOutput(error=error, computed=False) for error in failed]
@@ -294,11 +290,6 @@ class Executor:
             errors = [as_paceline_error(error)] * len(items)
         output.vectors += vectors
         output.errors += errors
-
-
-def _seq_id(row: Row) -> int:
-    assert row.sequence.seq_id is not None  # noqa: S101 - it runs
-    return row.sequence.seq_id
 
 
 def as_paceline_error(error: BaseException) -> PacelineError:

@@ -118,12 +118,10 @@ class EngineClient(ABC):
         Cancelling the channel cancels the request. The request's times begin here. If an adapter was replaced since the request
         was prepared, the request runs with the new adapter of that name.
 
-        Args:
-            request: The result of `prepare`.
-            request_index: A number of the caller's, for the completion and the chunks.
-            channel: A channel that has served no request; None: one is made.
-            waits: Whether a request that finds the queue full waits in line for room. It never raises `QueueFull`; if the engine
-                is closed before its turn, its channel ends with `EngineStopped`.
+        Args: request: The result of `prepare`. request_index: A number of the caller's, for the completion and the chunks.
+            channel: A channel that has served no request; None: one is made. waits: Whether a request that finds the queue full
+            waits in line for room. It never raises `QueueFull`; if the engine is closed before its turn, its channel ends with
+            `EngineStopped`.
 
         Raises:
             QueueFull: The queue is full.

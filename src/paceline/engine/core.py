@@ -1,6 +1,6 @@
 """The engine without its thread, and its commands: commands in, events out, one forward pass a tick.
 
-Sans-IO: it never waits, has no clock and knows no reader. `Runner` gives it a thread.
+It does no input or output: it never waits, has no clock and knows no reader. `Runner` gives it a thread.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Submit:
 
 
 class _Record(msgspec.Struct, frozen=True, array_like=True):
-    """A command that goes to a worker as it is."""
+    """A command that is sent to a worker unchanged."""
 
 
 class Cancel(_Record, frozen=True, tag="cancel"):
@@ -66,20 +66,20 @@ RequestCommand = Cancel | SetPaused | SetInterval | EndSlow
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Wait for slow readers no longer, so that every request ends."""
+    """Stop pausing requests with slow readers, so that every request ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Ask something of the engine's thread.
+    """Ask the engine's thread a question.
 
     Attributes:
-        key: Of the event `Answered`.
-        begin: Called with the engine (`core.Engine`) before the next tick. It returns a function, which is called after the tick
-            for the result, or None if the engine will emit the event by itself.
-        due_s: On the engine's clock; the result is of the first tick that ends then or later, or finds nothing to do.
-        may_change_cache: Whether it changes the KV cache, which ends a calibration. Its result is taken at once: the change is
-            made, even if the tick fails.
+        key: The key of the event `Answered`.
+        begin: Called with the engine (`core.Engine`) before the next tick. It returns a function that is called after the tick
+            for the result, or None if the engine emits the event by itself.
+        due_s: On the engine's clock; the result is of the first tick that ends then or later, or has no work.
+        may_change_cache: Whether it changes the KV cache, which ends a calibration. The result is taken before the tick: the
+            change is made even if the tick fails.
     """
 
     key: int
@@ -92,24 +92,24 @@ Command = Ask | Submit | RequestCommand | Drain | Stop
 
 
 class Commands(Protocol):
-    """Where commands come from: an `Inbox`, or a list in a test."""
+    """The source of commands: an `Inbox`, or a list in a test."""
 
     def take(self) -> Many[Command]:
         """Return the commands since the last call, in order."""
 
 
 class TimedPasses(Protocol):
-    """What is measured while nothing else has been done: a `Calibration`."""
+    """Passes that are timed before the first command: a `Calibration`."""
 
     def step(self) -> bool:
-        """Time a pass; return False where none is left."""
+        """Time a pass; return False if none is left."""
 
     def end(self) -> None:
-        """Learn from what was measured."""
+        """Learn from the timed passes."""
 
 
 class Engine:
-    """Scheduler and backend put together. calibration: None where nothing is to be timed."""
+    """Scheduler and executor together. calibration: None if no passes are to be timed."""
 
     def __init__(
         self, commands: Commands, scheduler: Scheduler, executor: Executor, calibration: TimedPasses | None = None
@@ -127,11 +127,11 @@ class Engine:
         return self.scheduler.apply(plan, output)
 
     def note_cancelled(self, key: int) -> None:
-        """End a running pass of embedding requests if all of them are cancelled, with this one. Any thread."""
+        """End a running pass of embedding requests if all of them are cancelled, with this request. Any thread."""
         self.executor.note_cancelled(key)
 
     def calibrate(self) -> None:
-        """Time a pass for the cost model; the first command that may change the cache ends that for good."""
+        """Time a pass for the cost model; the first command that may change the cache ends the calibration for good."""
         if self._calibration is not None and not self._calibration.step():
             self.end_calibration()
 
@@ -141,7 +141,7 @@ class Engine:
         return self._calibration is not None
 
     def fail_all(self, error: PacelineError, failures: list[Exception]) -> list[Event]:
-        """End every request with an error, after a failure that none of them caused. failures: see `Scheduler.fail_all`."""
+        """End every request with an error, after a failure that no request caused. failures: see `Scheduler.fail_all`."""
         return self.scheduler.fail_all(error, failures)
 
     def reset(self) -> None:
@@ -154,15 +154,18 @@ class Engine:
         return self.scheduler.is_idle
 
     def next_deadline_s(self) -> float:
-        """Return when there is something to do even without a command; infinite if never."""
+        """Return when there is work even without a command; infinite if never."""
         return self.scheduler.next_deadline_s()
 
     def _take_commands(self) -> None:
         for command in self._commands.take():
-            self._make_way(command)
+            if self._calibration is not None and not (isinstance(command, Ask) and not command.may_change_cache):
+                self.end_calibration()
             match command:
-                case Submit(request):
-                    self._submit(request)
+                case Submit(Request() as request):
+                    self.scheduler.submit(request)
+                case Submit(EmbeddingRequest() as request):
+                    self.scheduler.submit_embedding(request)
                 case Cancel(key):
                     self.scheduler.cancel(key)
                 case SetPaused(key, is_paused):
@@ -172,33 +175,18 @@ class Engine:
                 case EndSlow(key):
                     self.scheduler.end_slow(key)
                 case Ask():
-                    self._ask(command)
+                    answer = command.begin(self)
+                    if answer is not None and command.may_change_cache:
+                        self.scheduler.answer(command.key, answer())
+                    elif answer is not None:
+                        self.scheduler.ask(command.key, answer, command.due_s)
                 case Drain():
                     self.scheduler.drain()
                 case Stop():
                     self.scheduler.stop()
 
-    def _make_way(self, command: Command) -> None:
-        """End the calibration before what may change the cache."""
-        is_harmless = isinstance(command, Ask) and not command.may_change_cache
-        if self._calibration is not None and not is_harmless:
-            self.end_calibration()
-
     def end_calibration(self) -> None:
-        """Hand over what was timed, and let go of the passes that are left, which hold the model."""
+        """Hand over the timed passes, and release the passes that are left, which hold the model."""
         calibration, self._calibration = self._calibration, None
         if calibration is not None:
             calibration.end()
-
-    def _ask(self, command: Ask) -> None:
-        answer = command.begin(self)
-        if answer is not None and command.may_change_cache:
-            self.scheduler.answer(command.key, answer())
-        elif answer is not None:
-            self.scheduler.ask(command.key, answer, command.due_s)
-
-    def _submit(self, request: Request | EmbeddingRequest) -> None:
-        if isinstance(request, Request):
-            self.scheduler.submit(request)
-        else:
-            self.scheduler.submit_embedding(request)

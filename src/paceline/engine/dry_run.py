@@ -39,7 +39,7 @@ from paceline.runtime import (
 
 
 def answer(question: MemoryQuestion) -> MemoryReport:
-    """Plan what is wanted, and choose what fits. Raises as `Model.load`, `plan_memory` and `rpc.connect`."""
+    """Plan the wanted choice, and choose one that fits. Raises as `Model.load`, `plan_memory` and `rpc.connect`."""
     if question.rpc:
         rpc.connect(question.rpc, question.rpc_timeout_s)
     planner = _Planner(question)
@@ -90,7 +90,7 @@ class _Planner:
         return int(found) if found.isdecimal() else 0
 
     def measure(self, choice: MemoryChoice) -> MemoryEstimate:
-        """Return what a choice needs."""
+        """Return the memory that a choice needs."""
         question, model = self._question, self.sketch(choice.n_gpu_layers, choice.n_cpu_moe, choice.no_repack)
         options = sized_options(
             model.memory_class, choice.num_slots, choice.n_ctx, question.context, drafts=question.drafts
@@ -106,7 +106,7 @@ class _Planner:
 
     @functools.cached_property
     def projector(self) -> MemoryEstimate | None:
-        """What the projector needs; None without one. Raises `ModelLoadError`."""
+        """The memory of the projector; None without a projector. Raises `ModelLoadError`."""
         asked = self._question.projector
         return None if asked is None else plan_projector(**dataclasses.asdict(asked))
 

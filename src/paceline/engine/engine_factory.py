@@ -74,8 +74,8 @@ _WHOLE_S: Final = 0.5
 class Calibration:
     """Passes of growing size on an empty context: first tokens of several sequences with their logits, then pieces of a prompt.
 
-    The first one warms up and does not count. `begin` makes those that take no time worth mentioning, `step` one after the other
-    while the engine is idle, and `end` hands over what was measured, before anything else uses the context.
+    The first one warms up and does not count. `begin` makes those that take no time worth mentioning, `step` one after the
+    other while the engine is idle, and `end` hands over what was measured, before anything else uses the context.
     """
 
     def __init__(

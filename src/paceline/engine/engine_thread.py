@@ -1,4 +1,4 @@
-"""The one thread of an engine: what all have in common, and the `Runner`, which ticks; a worker's front has a `Supervisor`.
+"""The one thread of an engine: `EngineThread`, and the `Runner`, which ticks. The front of a worker has a `Supervisor`.
 
 Every accepted request ends on this thread with its terminal chunk, also if the engine itself fails.
 """
@@ -27,7 +27,7 @@ from paceline.scheduling.records import Event
 
 _log = logging.getLogger("paceline.engine")
 _MAX_FAILURES = 3  # ticks in a row
-# From the engine's start to its calibration: callers that have just loaded it often do more, or ask at once.
+# From the engine's start to its calibration: callers that have just loaded it often continue at once.
 _QUIET_S = 1.0
 _EXIT_JOIN_S = 10.0  # for a strategy or an instrument that does not return
 _threads: weakref.WeakSet[EngineThread] = weakref.WeakSet()
@@ -37,7 +37,7 @@ class EngineThread(ABC):
     """Owns the thread, which runs `_run` until every request has ended.
 
     `ended` is done when every request has ended for good; its result is why the engine gave up, or None if it was closed.
-    exit_join_s: how long the end of the process waits for the thread; None: without a limit.
+    exit_join_s: how long the end of the process waits for the thread; None: no limit.
     """
 
     _gave_up: EngineStopped | None = None
@@ -72,10 +72,10 @@ class EngineThread(ABC):
         return self._thread.is_alive()
 
     def close(self, *, drain: bool, timeout_s: float | None, join_s: float | None = None) -> None:
-        """End the engine: accept no more requests, let the open ones finish (drain) or cancel them, and wait.
+        """End the engine: accept no more requests, let open requests finish (drain) or cancel them, and wait.
 
-        After timeout_s what is left ends with SHUTDOWN. Idempotent, any thread; memory is free when it returns, unless it was
-        called on the engine's own thread, which goes on to its end then, or join_s was not enough.
+        Requests that are open after timeout_s end with SHUTDOWN. Idempotent, any thread. Memory is free when it returns, unless
+        it was called on the engine's own thread or join_s was not enough.
         """
         if os.getpid() != self._process:
             return
@@ -91,7 +91,7 @@ class EngineThread(ABC):
 
     @abstractmethod
     def _interrupt(self) -> None:
-        """Abort what the thread is doing, after `Stop` was put into the inbox."""
+        """Abort the current work of the thread, after `Stop` was put into the inbox."""
 
     def abandon(self) -> None:
         """End the engine without waiting or taking a lock: for finalizers, which run on any thread at any time."""
@@ -101,17 +101,17 @@ class EngineThread(ABC):
     def end_when_lost(self, owner: object) -> None:
         """Abandon the engine when `owner` is garbage. The thread must not hold it while it runs.
 
-        An engine that has ended is not kept for that, whatever the callbacks of `ended` refer to.
+        An engine that has ended is not kept alive for that, whatever the callbacks of `ended` refer to.
         """
         weakref.finalize(owner, _abandon, weakref.ref(self)).atexit = False
 
     def close_at_exit(self) -> None:
-        """End the engine before the interpreter does: passes and workers end, and every reader gets a terminal chunk."""
+        """End the engine before the interpreter ends: passes and workers end, and every reader gets a terminal chunk."""
         self.close(drain=False, timeout_s=None, join_s=self._exit_join_s)
 
 
 def _abandon(thread: weakref.ref[EngineThread]) -> None:
-    running = thread()  # as long as it runs it is there
+    running = thread()  # None after the thread has ended
     if running is not None:
         running.abandon()
 
@@ -128,16 +128,16 @@ def _close_at_exit() -> None:
 
 
 class EventSink(Protocol):
-    """Where a tick's events go: an `OutputRouter`, or the socket of a worker. Engine's thread; no call waits."""
+    """The destination of a tick's events: an `OutputRouter`, or the socket of a worker. Engine's thread; no call waits."""
 
     def deliver(self, events: list[Event]) -> None:
-        """Pass on what a tick brought, in order."""
+        """Pass on the events of a tick, in order."""
 
     def end_all(self, error: PacelineError) -> None:
-        """End whatever is still open with an error."""
+        """End every open request and question with an error."""
 
     def close(self) -> None:
-        """End what is still open, and from now on every new question, as the thread has ended."""
+        """End everything that is open, and every later question, as the thread has ended."""
 
 
 class Runner(EngineThread):
@@ -167,12 +167,12 @@ class Runner(EngineThread):
                 self._abort()
 
     def abandon(self) -> None:
-        """See `EngineThread`; the requests that were cancelled still end in order."""
+        """As `EngineThread.abandon`; the cancelled requests still end in order."""
         self._is_abandoned = True
         super().abandon()
 
     def heartbeat(self) -> Heartbeat:
-        """See `EngineThread`."""
+        """Return the state of the loop."""
         sign, now = self.pulse.sign, self._clock.now()
         return heartbeat_of(sign if self._thread.is_alive() else Sign("ended", sign.since_s), now)
 
@@ -215,7 +215,7 @@ class Runner(EngineThread):
             self.pulse.beat()
 
     def _tick(self) -> bool:
-        """Run a tick and deliver its events; return whether the next one may have work at once."""
+        """Run a tick and deliver its events; return whether the next tick may have work at once."""
         try:
             self._inbox.end_overdue_waits(self._clock.now())
             events = self._engine.tick()
@@ -228,7 +228,7 @@ class Runner(EngineThread):
         return bool(events) or not self._engine.is_idle
 
     def _recover(self, error: PacelineError) -> None:
-        """End every request, with what it held back where possible, and reset the engine; give up after failures in a row."""
+        """End every request, with its undelivered output if possible, and reset the engine; give up after failures in a row."""
         self._num_failures += 1
         with self._inbox.holding_line():
             self._end_requests(error)
@@ -242,14 +242,14 @@ class Runner(EngineThread):
             self._inbox.close()
 
     def _end_requests(self, error: PacelineError) -> None:
-        """Raise what keeps a stream from being ended, after all others were; the thread cannot go on then."""
+        """End all requests. Raises the error that kept a stream from being ended, after all others; the thread cannot go on."""
         failures: list[Exception] = []
         try:
             self._sink.deliver(self._engine.fail_all(error, failures))
         except Exception as failure:  # noqa: BLE001 - `end_all` ends them in any case
             failures.append(failure)
         try:
-            for one in failures:
-                _log.error("requests could not be ended in order; their streams end as they are", exc_info=one)
+            for cause in failures:
+                _log.error("requests could not be ended in order; their streams end as they are", exc_info=cause)
         finally:
             self._sink.end_all(error)

@@ -1,12 +1,12 @@
-"""The queue of commands from other threads to the engine's; the number of requests in it is bounded.
+"""The bounded queue of commands from other threads to the engine's thread.
 
-A request for which there is no room is refused here, at once, or it waits in line and is accepted when requests before it make
-room; closing refuses the requests in the line. The engine's thread gets only accepted requests. If a cancel or a deadline ends
-the wait of a request, the request is accepted out of turn, and the scheduler ends it. `QueueShares` keeps a part of the queue
-free for other tenants, and the tenants in the line take turns.
+A request that finds no room is refused at once, or it waits in line and is accepted when earlier requests make room; closing
+refuses the requests in the line. The engine's thread gets only accepted requests. If a cancel or a deadline ends the wait of a
+request, the request is accepted out of turn, and the scheduler ends it. `QueueShares` keeps a part of the queue free for other
+tenants, and the tenants in the line take turns.
 
-Cancels and the like are never refused, and take no lock: they may come from a finalizer, during a garbage collection on any
-thread.
+Commands other than requests are never refused, and take no lock: a cancel may come from a finalizer, during a garbage
+collection on any thread.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ from paceline.sequence import Request
 class Wait:
     """Callbacks of a request that may wait in line.
 
-    on_accepted: called, under the inbox's lock, when the engine gets it. on_refused: called if the inbox is closed before.
+    Attributes:
+        on_accepted: Called, under the inbox's lock, when the engine gets the request.
+        on_refused: Called if the inbox is closed before.
     """
 
     on_accepted: Callable[[], object]
@@ -54,13 +56,13 @@ class QueueShares:
 
     A tenant may use the whole queue while it is alone: no other tenant is expected, and none has sent a request since the queue
     was last empty. Otherwise a tenant may have `_SHARE` times as many places as are free: three quarters of the queue for one
-    tenant, and equal parts for several. It also leaves one place free for each expected tenant that has no request. Queued tokens
-    are shared in the same way. So the first request of an expected tenant finds a place, and a tenant without a queued prompt may
-    queue one of any length. No accepted request is evicted: the tenants below their shares get the places that become free.
-    Requests without a tenant count as one tenant.
+    tenant, and equal parts for several. It also leaves one place free for each expected tenant that has no request. Queued
+    tokens are shared in the same way. So the first request of an expected tenant finds a place, and a tenant without a queued
+    prompt may queue a prompt of any length. No accepted request is evicted: tenants below their shares get the places that
+    become free. Requests without a tenant count as one tenant.
 
     Attributes:
-        max_requests: Requests that have not ended, waiting or running.
+        max_requests: Open requests, waiting or running.
         max_tokens: Prompt tokens that wait; None: no limit.
     """
 
@@ -68,7 +70,7 @@ class QueueShares:
         self.max_requests, self.max_tokens = max_requests, max_tokens
         self._expected: frozenset[str] = frozenset()
         self._num_idle = 0  # expected tenants without an open request
-        self._seen: set[str] = set()  # since the queue was last empty; two are enough to know that it is shared
+        self._seen: set[str] = set()  # since the queue was last empty; two tenants are enough
         self._tenants: dict[int, str] = {}  # of the open requests
         self._waiting: dict[int, int] = {}  # prompt tokens of the open requests that wait
         self._num_open: Counter[str] = Counter()
@@ -76,17 +78,17 @@ class QueueShares:
         self._num_tokens: Counter[str] = Counter()
 
     def expect(self, tenants: Iterable[str]) -> None:
-        """Set the tenants that may send requests. If there is one alone, it may use the whole queue."""
+        """Set the tenants that may send requests. A single tenant may use the whole queue."""
         self._expected = frozenset(tenants)
         self._num_idle = sum(not self._num_open[tenant] for tenant in self._expected)
 
     def note_tenant(self, tenant: str) -> None:
-        """Note that a tenant sends requests, whether they are accepted or not."""
+        """Record that a tenant sends requests, whether they are accepted or not."""
         if len(self._seen) < 2:
             self._seen.add(tenant)
 
     def add(self, key: int, tenant: str, num_tokens: int) -> None:
-        """Count a request that was accepted, and waits."""
+        """Count an accepted request, which waits."""
         self.note_tenant(tenant)
         if tenant in self._expected and not self._num_open[tenant]:
             self._num_idle -= 1
@@ -135,7 +137,6 @@ class QueueShares:
         return 1 + max(0, most_beside_one)
 
     def _num_reserved(self, num_idle: int) -> int:
-        """Return the places that are kept for so many tenants without a request."""
         return min(num_idle, max(1, self.max_requests // _RESERVED))
 
     def why_refused(self, tenant: str, num_tokens: int) -> str | None:
@@ -173,12 +174,11 @@ class QueueShares:
         )
 
     def _is_shared(self, tenant: str) -> bool:
-        """Return whether other tenants are expected, or have sent requests since the queue was last empty."""
         return any(len(known) > (tenant in known) for known in (self._expected, self._seen))
 
 
 def _decrement(counter: Counter[str], tenant: str) -> int:
-    """Subtract 1 and return the rest; without a rest the tenant is removed."""
+    """Subtract 1 and return the rest; a tenant without a rest is removed."""
     counter[tenant] -= 1
     if not counter[tenant]:
         del counter[tenant]
@@ -191,7 +191,7 @@ def _named(tenant: str) -> str:
 
 
 class Inbox:
-    """Bounds: max_requests that have not ended, waiting or running; max_queue_tokens of prompts that wait; None: no bound."""
+    """Bounds: max_requests open requests, waiting or running; max_queue_tokens tokens of waiting prompts, None: no bound."""
 
     def __init__(self, max_requests: int, max_queue_tokens: int | None = None) -> None:
         self._shares = QueueShares(max_requests, max_queue_tokens)
@@ -219,7 +219,7 @@ class Inbox:
             self._accept_from_line()
 
     def expect_tenants(self, tenants: Iterable[str]) -> None:
-        """Set the tenants that may send requests, for which places are kept free; see `QueueShares`."""
+        """Set the tenants that may send requests and have places kept free; see `QueueShares`."""
         with self._changed:
             self._shares.expect(tenants)
             self._accept_from_line()
@@ -230,7 +230,7 @@ class Inbox:
             return self._shares.most_requests(tenant)
 
     def next_key(self) -> int:
-        """Return a number that no other request of this engine has; they grow."""
+        """Return a key for a new request of this engine. Keys grow."""
         with self._changed:
             self._next_key += 1
             return self._next_key
@@ -245,7 +245,7 @@ class Inbox:
     ) -> None:
         """Accept a request, or keep it in line if there is no room and `wait` is given. Raises `QueueFull` or `EngineStopped`.
 
-        is_accepted: another front has accepted it, within bounds of its own, and there is room for it in any case.
+        is_accepted: whether another front has accepted the request within its own bounds, so that it always has room here.
         """
         with self._changed:
             self.check_open()
@@ -263,7 +263,7 @@ class Inbox:
                 self._line_turns.setdefault(request.options.tenant, {})[request.key] = None
                 self._note_deadline(request)
                 if request.cancelled:
-                    self.put(Cancel(request.key))  # the first one may have been taken before the request was in line
+                    self.put(Cancel(request.key))  # the cancel may have been taken before the request was in line
 
     def _accept(self, request: Request | EmbeddingRequest, num_tokens: int) -> None:
         self._shares.add(request.key, request.options.tenant, num_tokens)
@@ -297,7 +297,7 @@ class Inbox:
             self._line_turns[tenant] = in_line  # after the other tenants
         self._accept(request, num_tokens)
         if request.cancelled:
-            self.put(Cancel(key))  # the first one may have been taken already
+            self.put(Cancel(key))  # the cancel may have been taken already
         wait.on_accepted()
         if not self._line:
             self._line_deadlines.clear()
@@ -313,17 +313,17 @@ class Inbox:
         self._commands.put(None)
 
     def _begin(self, request: Request | EmbeddingRequest) -> None:
-        """Hand over a request that was accepted."""
+        """Hand an accepted request over."""
         self._commands.put(Submit(request))
 
     def put(self, command: Command) -> None:
-        """Add a command that is no request; never refused."""
+        """Add a command other than a request; never refused."""
         self._commands.put(command)
         if isinstance(command, Cancel):
             self.on_cancel(command.key)
 
     def take(self) -> list[Command]:
-        """Return the commands since the last call, in order, without requests that have ended already. Engine's thread."""
+        """Return the commands since the last call, in order, without requests that have ended. Engine's thread."""
         found, self._looked_at = self._looked_at, []
         while not self._commands.empty():
             found.append(self._commands.get())
@@ -376,9 +376,9 @@ class Inbox:
         self.on_left(key)
 
     def retire_adapter(self, adapter: str, timeout_s: float | None) -> bool:
-        """Refuse new requests that use an adapter, and wait until no open one does; None: without a limit.
+        """Refuse new requests that use an adapter, and wait until no open request uses it; timeout_s None: no limit.
 
-        Returns whether that is so; if not in time, requests may use it again.
+        Returns whether no request uses it; after a timeout new requests may use it again.
         """
         with self._changed:
             was_retired = adapter in self._retired
@@ -403,7 +403,7 @@ class Inbox:
         return sum(any(key == adapter for key, _ in lora) for lora in tuple(self._adapters.values()))
 
     def close(self) -> None:
-        """Accept no requests any more, and refuse the requests in the line; commands still pass."""
+        """Accept no more requests, and refuse the requests in the line; commands still pass."""
         with self._changed:
             self._is_closed = True
             line, self._line = self._line, {}
@@ -416,7 +416,7 @@ class Inbox:
             wait.on_refused(self._stopped_error())
 
     def wait_until_empty(self, timeout_s: float | None) -> bool:
-        """Wait until every accepted request has ended, and return whether that is so."""
+        """Wait until every accepted request has ended, and return whether they have."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._shares, timeout_s)
 
@@ -474,9 +474,9 @@ class Inbox:
 
 
 class FrontInbox(Inbox):
-    """An inbox that wakes a thread which waits for file descriptors, the supervisor's.
+    """An inbox that wakes a thread which waits for file descriptors: the supervisor's thread.
 
-    The pipe is closed by a finalizer alone: a cancel may come after everything else has ended.
+    Only a finalizer closes the pipe: a cancel may come after everything else has ended.
     """
 
     def __init__(self, max_requests: int, max_queue_tokens: int | None = None) -> None:
@@ -488,7 +488,7 @@ class FrontInbox(Inbox):
         self._stopped: EngineStopped | None = None
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable if something has come in since `calm`."""
+        """Return a descriptor that is readable if a command has come since `calm`."""
         return self._read_end
 
     def calm(self) -> None:
@@ -510,12 +510,12 @@ class FrontInbox(Inbox):
         self.wake()
 
     def put(self, command: Command) -> None:
-        """As `Inbox.put`."""
+        """Add a command other than a request, and wake the thread."""
         super().put(command)
         self.wake()
 
     def close_for(self, reason: EngineStopped) -> None:
-        """Accept no requests any more, and raise this for new ones."""
+        """Accept no more requests, and raise this error for new requests."""
         self._stopped = reason
         self.close()
 

@@ -1,6 +1,7 @@
-"""llama.cpp as the engine's backend: one context for generation, one for each pooling in use.
+"""llama.cpp as the engine's backend: one context for generation, and one for each pooling in use.
 
-`step`, `embed`, `copy`, `save`, `load`, `truncate`, `remove` and `detach_adapter` run on the engine's thread; the rest on any.
+The engine's thread calls `step`, `embed`, `copy` to `load_state`, `truncate`, `remove` and `detach_adapter`; any thread calls
+the rest.
 """
 
 from __future__ import annotations
@@ -62,11 +63,15 @@ _ALL = np.uint32(0xFFFFFFFF)
 
 @dataclass(slots=True, eq=False)
 class MaskJob:
-    """The masks of a row: one, or with drafts one behind each. num_filled: the slots in use, once it is done.
+    """The masks of a row: the mask of the next token, and with drafts a mask after each draft.
 
-    fills: see `Constraint.fill_mask`; made one after the other, and may be fewer than slots. error: what the first raised; what
-    a later one raised only ends the masks, since it comes again without the drafts. is_cut: set where no more masks are waited
-    for, so that the one which is being filled is the last.
+    Attributes:
+        fills: See `Constraint.fill_mask`; made one after another, possibly fewer than slots.
+        slots: The mask slots that the row may use.
+        num_filled: The slots in use, once the job is done.
+        is_cut: Set when nobody waits for more masks: the mask that is being filled is the last.
+        error: The error of the first fill. An error of a later fill only ends the masks: it comes again without the drafts.
+        done: Set when the job is done.
     """
 
     fills: Iterable[Fill]
@@ -80,7 +85,7 @@ class MaskJob:
 class MaskFiller:
     """Mask slots, and threads that fill them. One pass at a time, from one thread.
 
-    Its threads are daemons and know nothing of this object, so that losing it ends them.
+    Its threads are daemons and hold no reference to it, so that losing it ends them.
     """
 
     def __init__(self, num_slots: int, n_vocab: int) -> None:
@@ -94,36 +99,34 @@ class MaskFiller:
             ).start()
 
     def begin(self, rows: Sequence[tuple[Iterable[Fill], int]]) -> list[MaskJob]:
-        """Begin to fill the masks of each row: its fills, and how many slots it may use. Slot numbers count from 0."""
+        """Begin to fill the masks of each row: its fills, and the number of slots it may use. Slots are numbered from 0."""
         jobs, slot = [], 0
         for fills, num_slots in rows:
             job = MaskJob(fills, range(slot, slot + num_slots))
             slot += num_slots
-            for one in job.slots:
-                self.slots.clear(one)
+            for mask_slot in job.slots:
+                self.slots.clear(mask_slot)
             jobs.append(job)
             self._todo.put(job)
         return jobs
 
     def finish(self, jobs: Sequence[MaskJob], timeout_s: float) -> bool:
-        """Wait until all of these are filled; return False if that takes longer: this object cannot be used after it."""
+        """Wait until all jobs are done. Returns False after the timeout: this object cannot be used any more."""
         end_s = time.monotonic() + timeout_s
         try:
             for _ in jobs:
                 self._done.get(timeout=max(0.0, end_s - time.monotonic()))
         except queue.Empty:
-            self._drop_waiting()
+            with contextlib.suppress(
+                queue.Empty
+            ):  # jobs of this pass must not fill masks beside those of the next object
+                while True:
+                    self._todo.get_nowait()
             return False
         return True
 
-    def _drop_waiting(self) -> None:
-        """Leave out what no thread has begun: the next object may fill masks of the same constraints."""
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._todo.get_nowait()
-
     def close(self) -> None:
-        """End the threads, as soon as they have nothing to do."""
+        """End the threads when they have no more work."""
         for _ in range(self._num_threads):
             self._todo.put(None)
 
@@ -154,11 +157,11 @@ _GREEDY = SamplingParams(temperature=0, samplers=())
 
 
 class ConstrainedSampler:
-    """Draws of one choice, and the constraint that they advance.
+    """The sampler of one choice, and the constraint that its tokens advance.
 
-    `fill_mask` runs on a thread of its own while the pass runs, `fills_along` before it; the rest on the engine's thread. With
-    processors the native step only computes the row, for which it needs a sampler to draw with, `row_sampler`; `draw` draws
-    the token.
+    `fill_mask` runs on a thread of its own while the pass runs, `fills_along` before the pass, and the rest on the engine's
+    thread. With logits processors the native step only computes the row, for which it needs `row_sampler`; `draw` draws the
+    token.
     """
 
     __slots__ = ("_filling", "constraint", "processors", "row_sampler", "sampler")
@@ -176,7 +179,7 @@ class ConstrainedSampler:
         self._note_thinking()
 
     def copy(self, choice: int) -> Self:
-        """Return the same for another choice."""
+        """Return a copy for another choice."""
         return type(self)(
             self.sampler.clone(choice=choice),
             None if self.constraint is None else self.constraint.copy(),
@@ -185,9 +188,9 @@ class ConstrainedSampler:
         )
 
     def draw(self, logits: LogitRow, mask: TokenWords | None, num_logprobs: int | None) -> RowOutput:
-        """Draw the next token from a processed row; the logits may be changed. Never raises.
+        """Draw the next token from a row with logits processors, which may change the logits. Never raises.
 
-        mask: what the constraint allows. num_logprobs: as in `Row`.
+        mask: the tokens that the constraint allows. num_logprobs: as in `Row`.
         """
         sampler, processors = self.sampler, self.processors
         assert processors is not None  # noqa: S101 - else the native step draws
@@ -207,10 +210,10 @@ class ConstrainedSampler:
         return output
 
     def fill_mask(self, words: TokenWords) -> bool:
-        """See `Constraint`. A forced token that the sampler itself would not draw is given up.
+        """Fill a mask as `Constraint.fill_mask` does. A forced token that the sampler would not draw is given up.
 
         Raises:
-            SamplingError: An earlier call still runs, whose pass failed meanwhile.
+            SamplingError: An earlier call of a failed pass is still running.
         """
         if not self._filling.acquire(blocking=False):
             raise SamplingError("the constraint still fills the mask of a pass that failed")
@@ -229,32 +232,37 @@ class ConstrainedSampler:
         return constraint.fill_mask(words)
 
     def fills_along(self, drafts: Sequence[int]) -> Iterator[Fill]:
-        """Yield what fills the mask behind the last known token, then behind each draft while it is allowed.
+        """Yield the fill of the mask after the last known token, then after each draft as long as drafts are allowed.
 
-        Ends before a draft behind which the choice would be complete, or the next token forced: what follows is decided
-        without drafts.
+        It ends before a draft that completes the choice or precedes a forced token: these are decided without drafts.
         """
         constraint = self.constraint
         assert constraint is not None  # noqa: S101 - else there is no mask to fill
-        filled = _Filled(self.fill_mask)
-        yield filled.fill
+        masks: list[TokenWords | None] = []  # that were filled; None: every token is allowed
+
+        def recorded(fill: Fill, words: TokenWords) -> bool:
+            is_written = fill(words)
+            masks.append(words if is_written else None)
+            return is_written
+
+        yield partial(recorded, self.fill_mask)
         ahead = constraint.copy() if drafts else constraint
         for draft in drafts:
-            if self.sampler.is_eog(draft) or not filled.allows(draft):
+            mask = masks[-1]
+            if self.sampler.is_eog(draft) or (mask is not None and not _has(mask, draft)):
                 return
             ahead.accept(draft)
             if ahead.is_complete or (isinstance(ahead, ThinkingConstraint) and ahead.forced_token is not None):
                 return
-            filled = _Filled(ahead.fill_mask)
-            yield filled.fill
+            yield partial(recorded, ahead.fill_mask)
 
     def accept(self, token_id: int) -> None:
-        """Advance by a token of a choice that began elsewhere."""
+        """Advance by a token of a choice that began in another engine."""
         self.sampler.accept(token_id)
         self.follow(token_id)
 
     def follow(self, token_id: int) -> None:
-        """Advance constraint and processors alone, by a token that the sampler has drawn."""
+        """Advance constraint and processors by a token that the sampler has drawn."""
         if self.processors is not None:
             self.processors.accept(token_id)
         if self.constraint is not None and not self.sampler.is_eog(token_id):
@@ -267,10 +275,10 @@ class ConstrainedSampler:
             self.sampler.set_grammar_asleep(self.constraint.is_thinking)
 
     def settle(self, output: RowOutput) -> RowOutput:
-        """Return the outcome of a draw, with whether the text is complete. Never raises: tokens before an error are kept.
+        """Return the outcome of a draw, with `is_complete` set. Never raises; tokens before an error are kept.
 
-        The core draws along drafts beyond the end of a grammar, where only an end of generation is left, or nothing: what is
-        drawn there counts as little as without drafts, where nothing is.
+        Along drafts the core goes on after the end of a grammar, where only an end of generation or nothing can be drawn. These
+        draws do not count, as there are none without drafts.
         """
         num_followed = 0
         try:
@@ -292,7 +300,6 @@ class ConstrainedSampler:
         return output
 
     def _may_end(self) -> bool:
-        """Return whether the text is valid as it is: by the constraint, the grammar, or both."""
         by_constraint = None if self.constraint is None else self.constraint.may_end
         by_grammar = self.sampler.may_end if self.sampler.params.grammar is not None else None
         return {by_constraint, by_grammar} in ({True}, {True, None})
@@ -306,32 +313,16 @@ class ConstrainedSampler:
         return self.sampler.params.grammar is not None and self.sampler.is_complete
 
 
-class _Filled:
-    """A mask that is filled, and what it says then."""
-
-    def __init__(self, fill: Fill) -> None:
-        self._fill = fill
-        self._words: TokenWords | None = None
-
-    def fill(self, words: TokenWords) -> bool:
-        """See `Constraint.fill_mask`."""
-        is_written = self._fill(words)
-        self._words = words if is_written else None
-        return is_written
-
-    def allows(self, token_id: int) -> bool:
-        """Return whether a token may come."""
-        return self._words is None or _has(self._words, token_id)
-
-
 def greedy_row_sampler(model: Model) -> Sampler:
-    """Return a sampler by which the native step computes a row; what it draws does not count."""
+    """Return a sampler with which the native step computes a row; its draw does not count."""
     return Sampler(_GREEDY, model, is_masked=True)
 
 
 def _record_of_one(logprobs: Logprobs) -> TokenLogprobs:
     top = logprobs.top
-    return TokenLogprobs(logprobs.chosen.logprob, tuple(one.token_id for one in top), tuple(one.logprob for one in top))
+    return TokenLogprobs(
+        logprobs.chosen.logprob, tuple(token.token_id for token in top), tuple(token.logprob for token in top)
+    )
 
 
 def _has(words: TokenWords, token_id: int) -> bool:
@@ -339,9 +330,9 @@ def _has(words: TokenWords, token_id: int) -> bool:
 
 
 _MASK_TIMEOUT_S = 10.0
-_DRAFT_MASKS_S = 0.02  # for masks along drafts, during which no pass runs
-_MASK_GRACE_S = 0.5  # after a pass that lasted as long as masks may take
-# Architectures of which all files, or some, have M-RoPE: their contexts take rows that leave positions out.
+_DRAFT_MASKS_S = 0.02  # for masks along drafts, which are filled before the pass
+_MASK_GRACE_S = 0.5  # for masks after a pass that used up the timeout
+# Architectures with M-RoPE in some files: their contexts accept rows that skip positions.
 _SKIP_POSITIONS = frozenset(
     {
         "bailingmoe3", "dflash", "glm4", "glm4moe", "hunyuan_vl", "paddleocr", "qwen2vl", "qwen35", "qwen35moe", "qwen3tts",
@@ -351,11 +342,14 @@ _SKIP_POSITIONS = frozenset(
 
 
 class LlamaBackend:
-    """Computes rows on a context and texts on embedders.
+    """Computes rows on a context and texts on embedders. Its methods are documented by `Backend`.
 
-    context: None for a model that cannot generate; its last sequence id is the backend's own, for saving and loading.
-    adapters: by their keys. embedder_options: of the contexts for embeddings, made when first needed.
-    drafting: contexts of draft models, which `abort` ends, too; others use and close them.
+    Args:
+        model: The model.
+        context: The context for generation; None for a model that cannot generate. Its last sequence id belongs to the backend.
+        adapters: The adapters by their keys.
+        embedder_options: Options of the contexts for embeddings, which are made when they are first needed.
+        drafting: Contexts of draft models, which `abort` aborts too. Their owner closes them.
     """
 
     def __init__(
@@ -380,12 +374,10 @@ class LlamaBackend:
         self._may_skip_positions = model.metadata.get("general.architecture") in _SKIP_POSITIONS
 
     @cached_property
-    def _compiler(self) -> ConstraintCompiler:
-        """Made when first needed: reading a large vocabulary takes about a second."""
+    def _compiler(self) -> ConstraintCompiler:  # reading a large vocabulary takes about a second
         return ConstraintCompiler(token_table(self._model.tokenizer))
 
     def make_samplers(self, params: SamplingParams, prompt: list[int]) -> tuple[Sampler | ConstrainedSampler, ...]:
-        """Make one for each choice, all with the same seed. Compiles grammar and constraint, which may take long."""
         first = Sampler(params, self._model, is_masked=True)
         first.accept_prompt(prompt)
         constraint = self._compiler.compile(params) if has_constraint(params) else None
@@ -397,7 +389,6 @@ class LlamaBackend:
         return (leading, *(leading.copy(choice) for choice in range(1, params.n)))
 
     def resume_sampler(self, sampler: object, token_ids: Many[int], state: bytes | None) -> None:
-        """Let it accept the tokens, or restore its state."""
         assert isinstance(sampler, (Sampler, ConstrainedSampler))  # noqa: S101 - made above
         if state is None:
             for token_id in token_ids:
@@ -410,12 +401,10 @@ class LlamaBackend:
                 sampler.follow(token_id)
 
     def sampler_state(self, sampler: object) -> bytes:
-        """Return the state of Mirostat and adaptive-p, whose draws depend on earlier ones."""
         assert isinstance(sampler, (Sampler, ConstrainedSampler))  # noqa: S101 - made above
         return sampler.state() if isinstance(sampler, Sampler) else sampler.sampler.state()
 
     def prepare_embedding(self, pooling: str | None, num_tokens: int) -> str:
-        """Make the context for this pooling and texts of this size. Raises `Unsupported`, `NotEnoughMemory`."""
         with self._making:
             if pooling not in self._embedders:
                 embedder = Embedder(self._model, pooling=pooling, **self._embedder_options)  # type: ignore[arg-type]
@@ -424,7 +413,6 @@ class LlamaBackend:
             return self._embedders[pooling].pooling
 
     def prepare_media_embedding(self, pooling: str | None, num_tokens: int, num_at_once: int) -> str:
-        """See `Backend`; makes the context for it when it is first needed."""
         chosen = media_pooling(self._model, pooling)
         with self._making:
             if self._media_embedder is None:
@@ -433,53 +421,36 @@ class LlamaBackend:
         return chosen
 
     def copy(self, from_seq_id: int, to_seq_id: int, end: int) -> None:
-        """Share the positions before `end` of a sequence id, without computing any.
-
-        A window gets cells of its own: llama.cpp never reuses those of two sequences, and has not reserved more.
-        """
         context = self._generating
         context.copy(from_seq_id, to_seq_id, 0, end)
-        if self._model.n_swa > 0 and context.has_state_apart:
+        if self._model.n_swa > 0 and context.has_state_apart:  # llama.cpp does not reuse window cells of two sequences
             context.load_state(to_seq_id, context.save_state(to_seq_id, end), end)
 
     def copy_cells(self, from_seq_id: int, to_seq_id: int, end: int) -> None:
-        """Share the cells before position `end`, without the state beside them."""
         self._generating.copy_cells(from_seq_id, to_seq_id, end)
 
     def save(self, seq_id: int, start: int, end: int) -> CellState:
-        """Return the cells at positions [start, end) of a sequence id, in llama.cpp's own format."""
         return self._generating.save_cells(seq_id, start, end, scratch_seq_id=self._scratch)
 
     def load(self, seq_id: int, data: CellState, start: int, end: int) -> None:
-        """Add positions [start, end) of what was saved."""
         self._generating.load_cells(seq_id, data, start, end, scratch_seq_id=self._scratch)
 
     def cut(self, data: CellState, start: int, end: int) -> CellState:
-        """Return the cells at positions [start, end) of what was saved."""
         return self._generating.cut_cells(data, start, end, scratch_seq_id=self._scratch)
 
     def save_state(self, seq_id: int, end: int) -> CellState:
-        """Return the state of a sequence id: what it holds beside cells, or all of it."""
         return self._generating.save_state(seq_id, end)
 
     def load_state(self, seq_id: int, data: CellState, end: int) -> None:
-        """Give a sequence id a saved state."""
         self._generating.load_state(seq_id, data, end)
 
     def truncate(self, seq_id: int, end: int) -> None:
-        """Remove the positions of a sequence id from `end` on."""
         self._generating.remove(seq_id, end)
 
     def remove(self, seq_id: int) -> None:
-        """Empty a sequence id."""
         self._generating.remove(seq_id)
 
     def step(self, rows: Many[Row], lora: Lora) -> list[RowOutput]:
-        """Run a pass and its draws, in one native call.
-
-        Rows of media items are passes of their own. Raises `InvalidParams` for a row of text that does not go on where its
-        sequence ends.
-        """
         context = self._generating
         if self._may_skip_positions:
             self._check_positions(rows)
@@ -495,9 +466,10 @@ class LlamaBackend:
         return _plain_step(context, rows)
 
     def _item_step(self, context: Context, rows: Many[Row]) -> list[RowOutput]:
-        """Compute parts of media items, one after another, as each fills a pass; one that fails does so alone.
+        """Compute parts of media items, each in a pass of its own. A failed part fails its row only.
 
-        Cells with places go on within their item at its position, which a rollback cannot cut at: hence the scratch sequence.
+        The scratch sequence is needed because rows with places continue an item at the item's position, where no rollback can
+        cut.
         """
         outputs: list[RowOutput] = []
         for row in rows:
@@ -520,35 +492,35 @@ class LlamaBackend:
         return outputs
 
     def draft(self, wishes: Many[DraftWish], p_min: float) -> list[list[int]]:
-        """Return drafts of the context's draft heads, none for a sequence that they could not follow.
+        """Return the drafts of the context's draft heads; none for a sequence that the heads could not follow.
 
-        Behind an image of M-RoPE a token has another position than the cells before it would say: that where its sequence ends.
+        After an image of M-RoPE the position of a token is not its number of cells, so it is read from the context.
         """
         if self._may_skip_positions:
             wishes = [(seq_id, self.positions(seq_id), token_id, depth) for seq_id, _, token_id, depth in wishes]
         return self._generating.draft(wishes, min_probability=p_min)
 
     def _check_positions(self, rows: Many[Row]) -> None:
-        """Raise `InvalidParams` where cells of a text are missing: the context takes what might follow an image there."""
+        """Raise `InvalidParams` if a text skips positions: such a context accepts the gap that only an image may leave."""
         for row in rows:
             seq_id = _seq_id(row)
             if row.sequence.layout is TEXT_LAYOUT and row.position != (end := self.positions(seq_id)):
                 raise InvalidParams(f"position must be {end}, where sequence {seq_id} goes on, not {row.position}")
 
     def _constrained_step(self, context: Context, rows: Many[Row]) -> list[RowOutput]:
-        """Run a pass whose masks are filled meanwhile; those along drafts before it, since they say which of them to try.
+        """Run a pass while its masks are filled. Masks along drafts are filled before it: they decide which drafts are in it.
 
-        All share one deadline. Drafts whose masks take long are left out.
+        All masks share one deadline. Drafts with slow masks are left out.
         """
         filler = self._mask_filler(context)
         samplers = [_constrained(row) for row in rows]
         masked = [
-            (row, one)
-            for row, one in zip(rows, samplers, strict=True)
-            if one is not None and one.constraint is not None
+            (row, sampler)
+            for row, sampler in zip(rows, samplers, strict=True)
+            if sampler is not None and sampler.constraint is not None
         ]
         end_s = time.perf_counter() + _MASK_TIMEOUT_S
-        jobs = filler.begin([(one.fills_along(row.drafts), 1 + row.num_drafts) for row, one in masked])
+        jobs = filler.begin([(sampler.fills_along(row.drafts), 1 + row.num_drafts) for row, sampler in masked])
         of_rows = {id(row): job for (row, _), job in zip(masked, jobs, strict=True)}
         try:
             begin_s = time.perf_counter()
@@ -562,15 +534,19 @@ class LlamaBackend:
                 self._masks = None  # a thread is still writing to it
         ends = accumulate(len(row.token_ids) for row in step_rows)
         outputs = []
-        for row, computed, end, one in zip(rows, found, ends, samplers, strict=True):
+        for row, computed, end, sampler in zip(rows, found, ends, samplers, strict=True):
             output, job = computed, of_rows.get(id(row))
-            if one is not None and one.processors is not None and output.error is None:
+            if sampler is not None and sampler.processors is not None and output.error is None:
                 mask = None if job is None else filler.slots.words(job.slots[0])
-                scored, output = output.scored, one.draw(context.logits(end - 1), mask, row.num_logprobs)
+                scored, output = output.scored, sampler.draw(context.logits(end - 1), mask, row.num_logprobs)
                 output.scored = scored
             if row.num_drafts and job is not None:
                 output.waited_s = waited_s
-            outputs.append(output if one is None else _settled(one, output, job))
+            if job is not None and job.error is not None:
+                output.token_ids, output.logprobs, output.error = (), (), as_paceline_error(job.error)
+            elif sampler is not None:
+                output = sampler.settle(output)
+            outputs.append(output)
         return outputs
 
     def _mask_filler(self, context: Context) -> MaskFiller:
@@ -579,68 +555,58 @@ class LlamaBackend:
         return self._masks
 
     def embed(self, texts: list[list[int]], pooling: str | None) -> list[Any]:
-        """Return vectors, float32 (dimension,); with pooling "none" float32 (tokens, dimension). Not normalised."""
         embedder = self._embedders[pooling]
         if embedder.pooling == "none":
             return list(embedder.embed_tokens(texts, normalize="none"))
         return list(embedder.embed(texts, normalize="none"))
 
     def embed_media(self, item: EmbeddingItem) -> npt.NDArray[np.float32]:
-        """See `Backend`; float32 (dimension,), not normalised."""
         assert self._media_embedder is not None  # noqa: S101 - it was prepared
         found = item.request.embeddings
         return self._media_embedder.embed(
-            [one if isinstance(one, list) else _media_part(found, one) for one in item.segments()]
+            [segment if isinstance(segment, list) else _media_part(found, segment) for segment in item.segments()]
         )
 
     def load_adapter(self, adapter: str, path: str) -> None:
-        """See `Backend`."""
         self._adapters[adapter] = self._model.load_adapter(path)
 
     def adapter_fingerprint(self, adapter: str) -> bytes:
-        """See `Backend`."""
         found = self._adapters.get(adapter)
         if found is None:
             raise AdapterNotFound(f"the adapter {name_of(adapter)!r} is not loaded")
         return found.fingerprint
 
     def detach_adapter(self, adapter: str) -> None:
-        """See `Backend`."""
-        if any(one == adapter for one, _ in self._lora):
+        if any(key == adapter for key, _ in self._lora):
             self._generating.set_adapters({})
             self._lora = ()
 
     def free_adapter(self, adapter: str) -> None:
-        """See `Backend`."""
         found = self._adapters.pop(adapter, None)
         if found is not None:
             found.close()
 
     def positions(self, seq_id: int) -> int:
-        """Return the position behind the last one that a sequence id holds."""
         held = self._generating.positions(seq_id)
         return 0 if held is None else held.last + 1
 
     def abort(self) -> None:
-        """Abort running passes, which raise `Aborted`; those of a draft model, too."""
         for context in (self._context, *self._drafting):
             if context is not None:
                 context.abort()
         self.abort_embedding()
 
     def abort_embedding(self) -> None:
-        """Abort a running pass of an embedder, which raises `Aborted`."""
         for embedder in (*self._embedders.values(), self._media_embedder):
             if embedder is not None:
                 embedder.abort()
 
     def close(self) -> None:
-        """Free the contexts and adapters; the model belongs to its owner."""
         with self._making:
             embedders = (*self._embedders.values(), self._media_embedder)
-            for one in (self._context, *embedders, *tuple(self._adapters.values())):
-                if one is not None:
-                    one.close()
+            for owned in (self._context, *embedders, *tuple(self._adapters.values())):
+                if owned is not None:
+                    owned.close()
         self._masks = None
         self.__dict__.pop("_compiler", None)  # its vocabulary takes as much memory as the tokenizer's
 
@@ -657,14 +623,13 @@ def _seq_id(row: Row) -> int:
 
 
 def _embeddings(row: Row) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32] | None]:
-    """Return the embeddings of the item that a row is a part of, and their places. Raises why there are none."""
     part = _media_part(row.sequence.request.embeddings, row.item)
     assert part.embeddings is not None  # noqa: S101 - as `_media_part` checks
     return part.embeddings, part.places
 
 
 def _media_part(found: Any, item: MediaItem | None) -> MediaPart:
-    """Return what an item was encoded to, of what a request has by the items' starts. Raises why there is none."""
+    """Return the encoded part of a media item. Raises the error of its encoding, and `Unsupported` if it was not encoded."""
     if isinstance(found, PacelineError):
         raise found
     part = None if item is None or found is None else found.get(item.start)
@@ -674,45 +639,37 @@ def _media_part(found: Any, item: MediaItem | None) -> MediaPart:
 
 
 def _plain_step(context: Context, rows: Many[Row]) -> list[RowOutput]:
-    """Run a pass that draws next tokens and nothing else, as nearly all do."""
+    """Run a pass that only draws next tokens, as nearly all passes do."""
     running: Any = [row.sequence for row in rows]  # with a seq id and a sampler
     drawn = context.plain_step(
         [sequence.seq_id for sequence in running],
         [row.position for row in rows],
         [row.token_ids for row in rows],
-        [one.sampler if row.draws else None for row, one in zip(rows, running, strict=True)],
+        [sequence.sampler if row.draws else None for row, sequence in zip(rows, running, strict=True)],
     )
     return [
-        RowOutput((one,)) if isinstance(one, int) else RowOutput() if one is None else RowOutput(error=one)
-        for one in drawn
+        RowOutput((token,)) if isinstance(token, int) else RowOutput() if token is None else RowOutput(error=token)
+        for token in drawn
     ]
 
 
 def token_table(tokenizer: Tokenizer) -> TokenTable:
-    """Return the vocabulary as constraints read it."""
+    """Return the vocabulary in the form that constraints read."""
     return TokenTable(
         pieces=tokenizer.pieces(True),
-        control_ids=frozenset(one for one in range(tokenizer.n_vocab) if tokenizer.is_control(one)),
+        control_ids=frozenset(filter(tokenizer.is_control, range(tokenizer.n_vocab))),
         eog_ids=tokenizer.eog_ids,
         encode=partial(tokenizer.encode, add_special=False, parse_special=True),
     )
 
 
 def _constrained(row: Row) -> ConstrainedSampler | None:
-    """Return the sampler of a row that draws, if it is constrained."""
     sampler = row.sequence.sampler
     return sampler if row.draws and isinstance(sampler, ConstrainedSampler) else None
 
 
-def _settled(sampler: ConstrainedSampler, output: RowOutput, job: MaskJob | None) -> RowOutput:
-    if job is not None and job.error is not None:
-        output.token_ids, output.logprobs, output.error = (), (), as_paceline_error(job.error)
-        return output
-    return sampler.settle(output)
-
-
 def _masked_row(row: Row, job: MaskJob | None, end_s: float) -> tuple[Row, tuple[int, ...]]:
-    """Return a row and the slots of its masks. Drafts whose masks are not filled by `end_s` are left out."""
+    """Return a row with its mask slots, and with the drafts that its constraint allows and whose masks are filled by end_s."""
     if job is None:
         return row, ()
     if not row.num_drafts:

@@ -1,8 +1,8 @@
 """Encodes the images and audio of requests in turn, and keeps their embeddings for later requests with the same files.
 
-any thread         measure: what an image or audio becomes in a prompt, by its extent
+any thread         measure: the parts of an image or audio in a prompt, by its extent
 encoding thread    encode: the embeddings of a request's attachments, from the cache or computed, one after another
-any thread         cancel: a request is to be encoded no further
+any thread         cancel: end the encoding of a request
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from paceline.sequence import Request
 
 _log = logging.getLogger("paceline.engine")
 
-_MAX_EXTENTS: Final = 1024  # of which the parts are remembered
+_MAX_EXTENTS: Final = 1024  # with remembered parts
 _MAX_GROUP_PIXELS: Final = 1 << 24  # of images that are encoded at once
 
 Parts = tuple[MediaPart, ...]
@@ -42,9 +42,9 @@ Namespace = tuple[Hashable, ...]
 
 
 class EmbeddingCache:
-    """The parts of attachments by namespaces and content hashes, least recently used first out. Any thread.
+    """The parts of attachments by namespaces and content hashes; the least recently used is dropped first. Any thread.
 
-    max_bytes: of their embeddings. Requests hold those that they need themselves, so that dropping some costs time alone.
+    max_bytes: of their embeddings. Requests hold the parts that they need, so dropping parts only costs time.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -53,7 +53,7 @@ class EmbeddingCache:
         self._lock = threading.Lock()
 
     def get(self, key: tuple[Namespace, bytes]) -> Parts | None:
-        """Return the parts of an attachment; None if they are not there."""
+        """Return the parts of an attachment; None if they are not cached."""
         with self._lock:
             found = self._found.get(key)
             if found is not None:
@@ -61,12 +61,11 @@ class EmbeddingCache:
             return found
 
     def __contains__(self, key: tuple[Namespace, bytes]) -> bool:
-        """Return whether the parts of an attachment are there."""
         with self._lock:
             return key in self._found
 
     def put(self, key: tuple[Namespace, bytes], parts: Parts) -> None:
-        """Add the parts of an attachment, unless they alone are more than the cache may have."""
+        """Add the parts of an attachment, unless they exceed the cache by themselves."""
         size = num_bytes(parts)
         with self._lock:
             if size > self._max_bytes or key in self._found:
@@ -85,25 +84,25 @@ class EmbeddingCache:
 
 
 class MediaEncoder:
-    """A projector with its cache. `close` frees the projector, which belongs to it."""
+    """A projector with its cache. `close` frees both."""
 
     def __init__(self, projector: MediaProjector, cache_bytes: int) -> None:
         self._projector = projector
         self._cache = EmbeddingCache(cache_bytes)
         self._measured: dict[MediaExtent, Parts] = {}
-        self._encoding: int | None = None  # the request that is being encoded
+        self._encoding: int | None = None  # key of the request that is being encoded
         self._is_cancelled: Callable[[], bool] = _never
         self._cancelled: int | None = None
         self._is_closed = False
 
     @property
     def modalities(self) -> frozenset[str]:
-        """What prompts may have beside text."""
+        """The kinds of input that prompts may have: "text" and kinds of media."""
         return self._projector.modalities
 
     @property
     def fingerprint(self) -> bytes:
-        """What identifies the projector's file."""
+        """Identifies the projector's file."""
         return self._projector.fingerprint
 
     def measure(self, extent: MediaExtent) -> Parts:
@@ -124,11 +123,19 @@ class MediaEncoder:
         namespace: Namespace = (),
         is_cancelled: Callable[[], bool] | None = None,
     ) -> dict[int, MediaPart]:
-        """Return the embeddings of a request's items by their first cells; media: those items, in order.
+        """Return the embeddings of a request's items by their first cells.
 
-        namespace: of the requests that share what is kept. is_cancelled: asked often; knows of cancels from before this call too.
+        Args:
+            key: Of the request.
+            attachments: Its images and audio.
+            media: The items of the attachments, in order.
+            namespace: Of the requests that share cached embeddings.
+            is_cancelled: Asked often; knows of cancels from before this call too.
 
-        Raises `InvalidParams` for an attachment that cannot be decoded, `Cancelled`, and what the projector raises.
+        Raises:
+            InvalidParams: An attachment cannot be decoded.
+            Cancelled: The request was cancelled.
+            PacelineError: The projector failed.
         """
         self._cancelled = None
         self._is_cancelled = is_cancelled or _never
@@ -138,20 +145,20 @@ class MediaEncoder:
             items = [part for parts in found for part in parts if not part.tokens]
         finally:
             self._encoding, self._is_cancelled = None, _never
-        if [(one.num_cells, one.num_positions) for one in items] != [
-            (one.num_cells, one.num_positions) for one in media
+        if [(part.num_cells, part.num_positions) for part in items] != [
+            (item.num_cells, item.num_positions) for item in media
         ]:
             raise EngineError("an image or audio was encoded to other sizes than were measured for it")
         return {item.start: part for item, part in zip(media, items, strict=True)}
 
     def cancel(self, key: int) -> None:
-        """Encode nothing more of a request. Takes no lock: it may come from a finalizer."""
+        """End the encoding of a request. Takes no lock: it may be called by a finalizer."""
         if key == self._encoding:
             self._cancelled = key
             self._projector.abort()
 
     def stop(self) -> None:
-        """Encode nothing more: what is being encoded and what would be raises `Aborted`. Takes no lock."""
+        """End all encoding: the running call and later calls raise `Aborted`. Takes no lock."""
         self._is_closed = True
         self._projector.abort()
 
@@ -174,41 +181,41 @@ class MediaEncoder:
         return rate
 
     def _all_parts(self, key: int, attachments: Sequence[Attachment], namespace: Namespace) -> list[Parts]:
-        """Return the parts of each attachment; images of one size that follow one another are encoded at once."""
+        """Return the parts of each attachment. Consecutive images of the same size are encoded together."""
         found: list[Parts] = []
         while (number := len(found)) < len(attachments):
             cached = self._cache.get((namespace, attachments[number].content_hash))
             group = [attachments[number]] if cached is not None else self._group(attachments[number:], namespace)
             made = [cached] if cached is not None else self._named(key, number, group)
-            for one, parts in zip(group, made, strict=True):
-                self._cache.put((namespace, one.content_hash), parts)
+            for attachment, parts in zip(group, made, strict=True):
+                self._cache.put((namespace, attachment.content_hash), parts)
             found += made
         return found
 
     def _group(self, attachments: Sequence[Attachment], namespace: Namespace) -> list[Attachment]:
-        """Return the first of these, and the images behind it that are encoded with it."""
+        """Return the first attachment and the images after it that are encoded with it."""
         first, hashes = attachments[0], {attachments[0].content_hash}
         group = [first]
         if not isinstance(first, Image):
             return group
         size = first.extent.width * first.extent.height
-        for one in attachments[1:]:
-            is_known = one.content_hash in hashes or (namespace, one.content_hash) in self._cache
-            if is_known or one.extent != first.extent or size * (len(group) + 1) > _MAX_GROUP_PIXELS:
+        for image in attachments[1:]:
+            is_known = image.content_hash in hashes or (namespace, image.content_hash) in self._cache
+            if is_known or image.extent != first.extent or size * (len(group) + 1) > _MAX_GROUP_PIXELS:
                 break
-            group.append(one)
-            hashes.add(one.content_hash)
+            group.append(image)
+            hashes.add(image.content_hash)
         return group
 
     def _named(self, key: int, number: int, group: Sequence[Attachment]) -> list[Parts]:
-        """Return the parts of a group, the first of which has this number; what is raised names what is wrong."""
+        """Return the parts of a group of attachments from this number on. Errors name the attachment."""
         try:
             return self._encoded(key, group)
         except (Cancelled, Aborted):
             raise
         except PacelineError as error:
             if len(group) > 1:
-                return [self._named(key, number + index, [one])[0] for index, one in enumerate(group)]
+                return [self._named(key, number + index, [attachment])[0] for index, attachment in enumerate(group)]
             kind = "image" if isinstance(group[0], Image) else "audio"
             raise type(error)(f"{group[0].name or f'{kind} {number}'}: {error}") from error
 
@@ -220,7 +227,7 @@ class MediaEncoder:
             try:
                 found = [tuple(parts) for parts in encode()]
             except Aborted:
-                self._check_wanted(key)  # else the abort was meant for the request before this one
+                self._check_wanted(key)  # otherwise the abort was meant for the previous request
                 continue
             self._check_wanted(key)
             for embeddings in (part.embeddings for parts in found for part in parts):
@@ -229,14 +236,14 @@ class MediaEncoder:
             return found
 
     def _decoded(self, key: int, group: Sequence[Attachment]) -> Callable[[], list[list[MediaPart]]]:
-        """Decode attachments, of which several are images; return what encodes them."""
+        """Decode a group of images, or one audio; return the function that encodes it."""
 
         def check() -> None:
             self._check_wanted(key)
 
         first = group[0]
         if isinstance(first, Image):
-            images = [decoded_pixels(one, check) for one in group if isinstance(one, Image)]
+            images = [decoded_pixels(image, check) for image in group if isinstance(image, Image)]
             return partial(self._projector.encode_images, images)
         samples = decoded_samples(first, self._sample_rate, check)
         return lambda: [self._projector.encode_audio(samples)]
@@ -253,21 +260,21 @@ def _never() -> bool:
 
 
 def num_bytes(parts: Iterable[MediaPart]) -> int:
-    """Return the bytes of the embeddings of parts."""
+    """Return the size of the embeddings of parts in bytes."""
     return sum(part.embeddings.nbytes for part in parts if part.embeddings is not None)
 
 
 Job = TypeVar("Job")
 
 MAX_HELD_BYTES: Final = 256 << 20
-"""Bytes that requests which are encoded and wait may hold, before the next one is encoded; one is, whatever it takes."""
+"""Bytes of the embeddings of waiting requests, above which no further request is encoded. A single request may exceed it."""
 
-_NICE: Final = 10  # a tenth of the processor time of a thread of the engine, where both want all of a core
+_NICE: Final = 10  # beside a thread of the engine on the same core: a tenth of the processor time
 
 
 @dataclass(slots=True, eq=False)
 class _Entry(Generic[Job]):
-    """A request that waits or is encoded. is_given_up: whether it is not wanted any more."""
+    """A request that waits or is being encoded. is_given_up: whether it was cancelled, or is past its deadline."""
 
     key: int
     job: Job
@@ -287,7 +294,7 @@ class _Encoded:
 
 
 class _LetGo:
-    """What was encoded is held no longer for a request that waits."""
+    """A waiting request has started or ended, and its embeddings count no longer."""
 
 
 class _Close:
@@ -311,12 +318,10 @@ class EncodingQueue(Generic[Job]):
     ) -> None:
         """Begin empty.
 
-        Args:
-            encode: Called with a request, and what says whether it was given up, on the encoding thread; never raises.
-            give_up: Called with a request that was cancelled or is past its deadline before it was encoded; never raises.
-            abort: Called with the key of a request that is being encoded, to end that early.
-            clock: Of the deadlines.
-            max_held_bytes: See `hold`.
+        Args: encode: Called on the encoding thread with a request and a function that tells whether it was given up; never
+            raises. give_up: Called with a request that was cancelled or reached its deadline before it was encoded; never
+            raises. abort: Called with the key of the request that is being encoded, to end its encoding early. clock: Of the
+            deadlines. max_held_bytes: See `hold`.
         """
         self._max_held_bytes = max_held_bytes
         self._held: dict[int, int] = {}
@@ -324,7 +329,7 @@ class EncodingQueue(Generic[Job]):
         self._events: queue.SimpleQueue[_Entry[Job] | _Release | _Encoded | _LetGo | _Close] = queue.SimpleQueue()
         self._handed: queue.SimpleQueue[_Entry[Job] | None] = queue.SimpleQueue()
         self._waiting: dict[int, _Entry[Job]] = {}
-        self._tenants: list[str] = []  # that waited last; the tenant whose turn it is comes first
+        self._tenants: list[str] = []  # of the last waiting requests; the first has the turn
         self._encoding: _Entry[Job] | None = None
         self._has_begun = False
 
@@ -334,8 +339,8 @@ class EncodingQueue(Generic[Job]):
         Args:
             key: Of the request.
             job: For `encode`.
-            deadline_s: On the clock; infinite without one.
-            turn_s: The lowest of a tenant is next.
+            deadline_s: On the clock; infinite without a deadline.
+            turn_s: The request with the lowest value is the tenant's next.
             tenant: The owner of the request.
         """
         self._events.put(_Entry(key, job, deadline_s, turn_s, tenant))
@@ -345,23 +350,23 @@ class EncodingQueue(Generic[Job]):
                 threading.Thread(target=work, name=f"paceline-{name}", daemon=True).start()
 
     def release(self, key: int) -> None:
-        """Encode a request no further, since it was cancelled; does nothing for one that is not here."""
+        """End the encoding of a cancelled request; does nothing for an unknown key."""
         self._events.put(_Release(key))
 
     def hold(self, key: int, num_bytes: int) -> None:
-        """Note what a request holds that was encoded, until `let_go`. Encoding thread.
+        """Record the embeddings that a waiting request holds, until `let_go`. Encoding thread.
 
-        While requests that wait hold more than max_held_bytes, no further one is encoded.
+        While waiting requests hold more than max_held_bytes, no further request is encoded.
         """
         self._held[key] = num_bytes
 
     def let_go(self, key: int) -> None:
-        """Note that a request waits no longer; does nothing for one that is not held."""
+        """Record that a request waits no longer; does nothing for a request that holds nothing."""
         if self._held.pop(key, None) is not None:
             self._events.put(_LetGo())
 
     def close(self) -> None:
-        """End the threads: what is being encoded ends first, and what waits is never encoded."""
+        """End the threads: the running encoding ends first, and waiting requests are never encoded."""
         self._events.put(_Close())
 
     # ---- the watching thread
@@ -371,7 +376,7 @@ class EncodingQueue(Generic[Job]):
             pass
 
     def _watch_once(self) -> bool:
-        """Wait for an event or a deadline, and do what is due; return whether there may be more. Nothing of it is kept."""
+        """Handle an event or a deadline; return whether the queue is open. No request is kept alive by a local variable."""
         with suppress(queue.Empty):
             event = self._events.get(timeout=self._timeout_s())
             if isinstance(event, _Close):
@@ -379,7 +384,7 @@ class EncodingQueue(Generic[Job]):
                 return False
             self._take(event)
         now_s = self._clock.now()
-        self._drop_all(lambda one: one.deadline_s <= now_s)
+        self._drop_all(lambda entry: entry.deadline_s <= now_s)
         self._hand_next()
         return True
 
@@ -389,19 +394,18 @@ class EncodingQueue(Generic[Job]):
         elif isinstance(event, _Encoded):
             self._encoding = None
         elif isinstance(event, _Release):
-            self._drop_all(lambda one: one.key == event.key)
+            self._drop_all(lambda entry: entry.key == event.key)
 
     def _drop_all(self, is_over: Callable[[_Entry[Job]], bool]) -> None:
         for entry in filter(is_over, self._open()):
             self._drop(entry)
 
     def _open(self) -> list[_Entry[Job]]:
-        """Return the requests that are still wanted."""
         running = [] if self._encoding is None or self._encoding.is_given_up else [self._encoding]
         return [*self._waiting.values(), *running]
 
     def _timeout_s(self) -> float | None:
-        first_s = min((one.deadline_s for one in self._open()), default=math.inf)
+        first_s = min((entry.deadline_s for entry in self._open()), default=math.inf)
         return None if first_s == math.inf else min(max(0.0, first_s - self._clock.now()), threading.TIMEOUT_MAX)
 
     def _drop(self, entry: _Entry[Job]) -> None:
@@ -420,7 +424,7 @@ class EncodingQueue(Generic[Job]):
             self._handed.put(self._encoding)
 
     def _following(self) -> _Entry[Job]:
-        """Return the next request of the tenant whose turn it is."""
+        """Return the next request of the tenant that has the turn."""
         entries = sorted(self._waiting.values(), key=lambda entry: entry.turn_s)
         waiting = dict.fromkeys(entry.tenant for entry in entries)
         tenants = [
@@ -438,8 +442,8 @@ class EncodingQueue(Generic[Job]):
             self._events.put(_Encoded())
 
     def _encode_next(self) -> bool:
-        """Wait for a request and encode it; return whether there may be more. Nothing of it is kept."""
-        entry = self._handed.get()  # while it waits, nothing of the last one is alive
+        """Wait for a request and encode it; return whether the queue is open."""
+        entry = self._handed.get()  # while it waits, the last request is not kept alive
         if entry is None:
             return False
         self._encode(entry.job, lambda: entry.is_given_up)
@@ -447,19 +451,19 @@ class EncodingQueue(Generic[Job]):
 
 
 def _lower_priority() -> None:
-    """Lower the priority of this thread and of those that it starts, where threads have one of their own."""
+    """Lower the priority of this thread and its child threads, on systems with priorities of threads."""
     if sys.platform == "linux":
-        with suppress(OSError):  # a sandbox may forbid it, and then encoding takes as much as streams do
+        with suppress(OSError):  # a sandbox may forbid it
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + _NICE)
 
 
 class EncodingInbox(Inbox):
-    """Bounds as `Inbox`. The queue's threads begin with the first such request, and end with `close_encoder`."""
+    """An inbox that encodes the images and audio of a request before the engine's thread gets it. Bounds as `Inbox`."""
 
     def __init__(self, max_requests: int, max_queue_tokens: int | None, encoder: MediaEncoder, clock: Clock) -> None:
         super().__init__(max_requests, max_queue_tokens)
         self._encoder = encoder
-        self._early: dict[int, list[Command]] = {}  # commands for requests that wait
+        self._early: dict[int, list[Command]] = {}  # commands for requests that are not encoded yet
         self._queue = EncodingQueue(encode=self._encode, give_up=self._give_up, abort=encoder.cancel, clock=clock)
         self.on_left = self._queue.let_go
 
@@ -472,7 +476,7 @@ class EncodingInbox(Inbox):
         self._queue.put(request.key, request, request.deadline_s(), turn, request.options.tenant)
 
     def put(self, command: Command) -> None:
-        """As `Inbox.put`, behind the request that the command is for. `Stop` also ends what is encoded, and what waits for it."""
+        """Add a command, after the request that it is for. `Stop` also ends running and waiting encodings."""
         if isinstance(command, Stop):
             self._encoder.stop()
         if isinstance(command, (Cancel, SetPaused, SetInterval, EndSlow)):
@@ -482,11 +486,11 @@ class EncodingInbox(Inbox):
                 if isinstance(command, Cancel):
                     self._queue.release(command.key)
                 if command.key in self._early:
-                    return  # else it may have come too late for the list; twice does no harm
+                    return  # otherwise the list may have been read before; a second cancel does no harm
         super().put(command)
 
     def close_encoder(self) -> None:
-        """End the threads, then free the projector; what waits still is never encoded."""
+        """End the threads, then free the projector; waiting requests are never encoded."""
         self._encoder.close()
         self._queue.close()
 
@@ -500,7 +504,7 @@ class EncodingInbox(Inbox):
         except Exception as error:  # noqa: BLE001 - of this request alone
             request.embeddings = as_paceline_error(error)
         self._pass_on(request)
-        if not self.is_open(request.key):  # it has ended meanwhile, and no one takes it
+        if not self.is_open(request.key):  # it has ended meanwhile
             self._queue.let_go(request.key)
 
     def _give_up(self, request: Request | EmbeddingRequest) -> None:
@@ -508,7 +512,7 @@ class EncodingInbox(Inbox):
         self._pass_on(request)
 
     def _pass_on(self, request: Request | EmbeddingRequest) -> None:
-        request.attachments = ()  # from here on its embeddings count, and the files may be large
+        request.attachments = ()  # they may be large, and only the embeddings are needed now
         self._commands.put(Submit(request))
         for command in self._early.pop(request.key, ()):
             self._commands.put(command)

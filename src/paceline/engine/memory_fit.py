@@ -1,10 +1,10 @@
 """Sizes of contexts, and the choice of cells, slots and GPU layers with which a model fits into memory.
 
-Pure: a function measures what a choice needs. `MemoryQuestion` and `MemoryReport` are what the process reads and writes that
-plans memory (`dry_run`).
+No input or output: a function measures the memory that a choice needs. The planning process (`dry_run`) reads a
+`MemoryQuestion` and writes a `MemoryReport`.
 
-If the wanted choice fits, it gets more cells for one long sequence. Otherwise in this order: fewer cells, down to the least;
-fewer slots, if each keeps a window or a state of its own; the experts of the first layers, and then whole layers, in host
+If the wanted choice fits, it gets more cells for one long sequence. Otherwise, in this order: fewer cells, down to the least;
+fewer slots, if each slot keeps a window or a state of its own; the experts of the first layers, and then whole layers, in host
 memory. An option that the caller gave is never changed.
 """
 
@@ -21,13 +21,11 @@ from paceline.runtime import Device, DeviceMemory, MemoryClass, MemoryEstimate
 from paceline.runtime.memory import HOST, mebibytes
 
 _CTX_PER_SLOT: Final = 4096
-_MAX_SCORED: Final = 32  # rows of logits for prompt tokens in a tick: each costs 8 bytes x vocabulary, for ever
+_MAX_SCORED: Final = 32  # rows of logits for prompt tokens in a tick: each takes 8 bytes x vocabulary
 _MAX_DRAFTED: Final = 64  # for drafts in a tick, with speculation
-_MAX_ROLLBACK: Final = (
-    3  # with speculation: each costs another state for every sequence, as far as the architecture has them
-)
+_MAX_ROLLBACK: Final = 3  # with speculation: each costs another state for every sequence
 _MOST_SEQ_IDS: Final = 256
-_MOST_DOUBLED_SEQ_IDS: Final = 128  # where a context needs a second id for each sequence
+_MOST_DOUBLED_SEQ_IDS: Final = 128  # if a context needs a second id for each sequence
 
 
 def default_n_ctx(n_ctx_train: int, num_slots: int, sequence_cells: int = 0) -> int:
@@ -66,24 +64,25 @@ def output_shares(num_slots: int, n_outputs_max: int, *, drafts: bool) -> tuple[
 
 
 def has_full_window(memory: MemoryClass, options: Mapping[str, Any]) -> bool:
-    """Whether layers with a sliding window keep whole sequences, so that any part of one can be shared."""
+    """Return whether layers with a sliding window keep whole sequences, so that any part of a sequence can be shared."""
     return memory is MemoryClass.SLIDING_WINDOW and options.get("swa_full") is True
 
 
 def has_doubled_seq_ids(memory: MemoryClass, options: Mapping[str, Any]) -> bool:
-    """Whether a context takes a second id for each sequence, for what a failed pass is restored from."""
+    """Return whether a context takes a second id for each sequence, from which a failed pass is restored."""
     return memory in (MemoryClass.RECURRENT, MemoryClass.HYBRID) or has_full_window(memory, options)
 
 
 def most_seq_ids(memory: MemoryClass, options: Mapping[str, Any]) -> int:
-    """Sequence ids that a context with these options can have."""
+    """Return the most sequence ids that a context with these options can have."""
     return _MOST_DOUBLED_SEQ_IDS if has_doubled_seq_ids(memory, options) else _MOST_SEQ_IDS
 
 
 def num_seq_ids(memory: MemoryClass, num_slots: int, options: Mapping[str, Any]) -> int:
-    """Those of running sequences; where prefixes can stay on the device as they are, as many again and at least four.
+    """Return the number of sequence ids of a model, without the backend's own.
 
-    One more is the backend's own. Every id costs memory where windows or states are kept for it, so others have no more.
+    There is one for each slot. If prefixes can stay on the device, there are as many again, and at least four more. Other
+    models keep a window or a state for every id, so they have no more.
     """
     if memory is not MemoryClass.ATTENTION and not has_full_window(memory, options):
         return num_slots
@@ -93,11 +92,11 @@ def num_seq_ids(memory: MemoryClass, num_slots: int, options: Mapping[str, Any])
 def draft_sized_options(
     memory: MemoryClass, num_slots: int, n_ctx: int, n_batch: int | None, options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the options of a draft model's context. n_batch: the target's, where that is known; options: its own."""
+    """Return the options of a draft model's context. n_batch: the target's, if known; options: the draft model's own."""
     num_seqs = min(_MOST_SEQ_IDS, num_slots + max(4, num_slots))
     sizes: dict[str, Any] = {"n_ctx": n_ctx, "n_seq_max": num_seqs, "n_outputs_max": num_seqs}
     if memory is MemoryClass.SLIDING_WINDOW:
-        sizes["swa_full"] = True  # else wrong drafts could not be cut
+        sizes["swa_full"] = True  # otherwise wrong drafts could not be cut
     batch = {} if n_batch is None else {"n_batch": min(n_batch, n_ctx)}
     return {**batch, **options, **sizes}
 
@@ -105,12 +104,17 @@ def draft_sized_options(
 CELL_STEP: Final = 256  # llama.cpp rounds contexts up to it
 LEAST_CTX: Final = 512
 _GPU_MARGIN: Final = 1 << 30
-_HOST_SHARE: Final = 8  # of what is free in host memory, the part that is left free; at most as much as of a GPU
+_HOST_SHARE: Final = 8  # an eighth of the free host memory is left free; at most as much as of a GPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryChoice:
-    """What decides how much memory a model takes. n_gpu_layers: None for all. no_repack: weights stay mapped from the file."""
+    """The choice that decides how much memory a model takes.
+
+    Attributes:
+        n_gpu_layers: None for all.
+        no_repack: Whether weights stay mapped from the file.
+    """
 
     n_ctx: int
     num_slots: int
@@ -121,13 +125,19 @@ class MemoryChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitRules:
-    """The options that may be chosen, and how much memory is left free.
+    """The options that may be chosen, and the memory that is left free.
 
-    least_ctx: the fewest cells to choose. most_ctx: the cells that a number of slots has if memory is not short.
-    sequence_cells: the cells of one long sequence, chosen if so many cells fit.
-    n_layer, n_expert: of the model. targets: bytes to leave free, of each device in order or one number for all GPUs, for
-    host memory where there is no GPU; empty for the defaults. is_alone: whether all memory counts as free. has_draft: whether
-    a draft model is part of it. chooses_repack: weights that a CPU would have packed may stay mapped from the file.
+    Attributes:
+        chooses_ctx, chooses_slots, chooses_layers: Whether cells, slots and GPU layers may be chosen.
+        least_ctx: The fewest cells to choose.
+        most_ctx: Returns the cells for a number of slots if memory is not short.
+        sequence_cells: The cells of one long sequence, chosen if so many cells fit.
+        n_layer, n_expert: Of the model.
+        targets: Bytes to leave free on each device in order, or one number for all GPUs; of host memory if there is no GPU.
+            Empty for the defaults.
+        is_alone: Whether all memory counts as free.
+        has_draft: Whether a draft model is included.
+        chooses_repack: Whether weights that a CPU would repack may stay mapped from the file.
     """
 
     chooses_ctx: bool
@@ -144,7 +154,7 @@ class FitRules:
     chooses_repack: bool = False
 
     def fits(self, estimate: MemoryEstimate) -> bool:
-        """Whether every device keeps its margin."""
+        """Return whether every device keeps its margin."""
         has_gpus = len(estimate.devices) > 1
         return all(device.fits(self._margin(device, place, has_gpus)) for place, device in enumerate(estimate.devices))
 
@@ -157,7 +167,7 @@ class FitRules:
 
 @dataclass(frozen=True, slots=True)
 class FittedMemory:
-    """A choice, and what it needs."""
+    """A choice, and the memory that it needs."""
 
     choice: MemoryChoice
     estimate: MemoryEstimate
@@ -166,9 +176,9 @@ class FittedMemory:
 def fit_memory(
     measure: Callable[[MemoryChoice], MemoryEstimate], wanted: MemoryChoice, rules: FitRules
 ) -> FittedMemory:
-    """Return the choice nearest to what is wanted that fits. Raises `NotEnoughMemory` where none does.
+    """Return the choice nearest to the wanted choice that fits. Raises `NotEnoughMemory` if no choice fits.
 
-    A margin only decides what is chosen: where nothing keeps it, what fits without one is taken.
+    Margins only decide between choices: if no choice keeps them, a choice that fits without a margin is taken.
     """
     known = functools.cache(measure)
 
@@ -178,7 +188,7 @@ def fit_memory(
     if fits(wanted):
         found = _with_most_cells(wanted, rules.sequence_cells, rules, fits)
         return FittedMemory(found, known(found))
-    if rules.chooses_repack and [one.device for one in known(wanted).devices] == [HOST]:
+    if rules.chooses_repack and [memory.device for memory in known(wanted).devices] == [HOST]:
         wanted = dataclasses.replace(wanted, no_repack=True)
         if fits(wanted):
             return FittedMemory(wanted, known(wanted))
@@ -188,7 +198,8 @@ def fit_memory(
             found = _with_most_cells(least, min(wanted.n_ctx, rules.most_ctx(least.num_slots)), rules, fits)
             return FittedMemory(found, known(found))
     moved = _with_layers_moved(least, rules, fits) if rules.chooses_layers else None
-    tried = [moved] if moved is not None else [least, *_without_gpu(least, rules)]
+    without_gpu = [dataclasses.replace(least, n_gpu_layers=0)] if rules.chooses_layers else []
+    tried = [moved] if moved is not None else [least, *without_gpu]
     for choice in tried:
         if known(choice).fits:
             return FittedMemory(choice, known(choice))
@@ -225,7 +236,7 @@ def _with_most_cells(
 def _with_layers_moved(
     choice: MemoryChoice, rules: FitRules, fits: Callable[[MemoryChoice], bool]
 ) -> MemoryChoice | None:
-    """Return the choice with as much of the model on GPUs as fits, experts first to move; None where nothing does."""
+    """Return the choice with the most layers on GPUs that fits, moving experts first; None if no layers fit."""
     if rules.n_expert:
         without = dataclasses.replace(choice, n_cpu_moe=rules.n_layer)
         if fits(without):
@@ -240,12 +251,8 @@ def _with_layers_moved(
     return dataclasses.replace(choice, n_gpu_layers=layers)
 
 
-def _without_gpu(choice: MemoryChoice, rules: FitRules) -> list[MemoryChoice]:
-    return [dataclasses.replace(choice, n_gpu_layers=0)] if rules.chooses_layers else []
-
-
 def greatest(low: int, high: int, holds: Callable[[int], bool]) -> int:
-    """Return the greatest number of [low, high] for which it holds; it holds for `low`, and for none beyond one that fails."""
+    """Return the greatest number of [low, high] for which `holds` is true. It is true for `low` and false above that number."""
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if holds(middle) else (low, middle - 1)
@@ -255,7 +262,7 @@ def greatest(low: int, high: int, holds: Callable[[int], bool]) -> int:
 def _fitting_cells(
     choice: MemoryChoice, measure: Callable[[MemoryChoice], MemoryEstimate], rules: FitRules
 ) -> int | None:
-    """Return the cells with which it would fit, where those were given; None where even few do not."""
+    """Return the most cells that fit if the caller gave too many; None if even few cells do not fit."""
     if rules.chooses_ctx or choice.n_ctx <= LEAST_CTX:
         return None
 
@@ -274,7 +281,10 @@ def _refusal(estimate: MemoryEstimate, fitting_cells: int | None, rules: FitRule
         f"{mebibytes(size)} {name}"
         for size, name in (
             (weights, "weights"),
-            (short.cache_bytes, f"KV cache and states at n_ctx {estimate.n_ctx} and {_slots(estimate.num_slots)}"),
+            (
+                short.cache_bytes,
+                f"KV cache and states at n_ctx {estimate.n_ctx} and {estimate.num_slots} slot{'s' * (estimate.num_slots != 1)}",
+            ),
             (short.compute_bytes or 0, "buffers"),
         )
         if size
@@ -285,10 +295,6 @@ def _refusal(estimate: MemoryEstimate, fitting_cells: int | None, rules: FitRule
         f"{mebibytes(short.free_bytes or 0)} are {'all that there is' if rules.is_alone else 'free'}; "
         f"{'; '.join(_ways_out(short, weights, fitting_cells, rules))}"
     )
-
-
-def _slots(count: int) -> str:
-    return f"{count} slot" + "s" * (count != 1)
 
 
 def _ways_out(short: DeviceMemory, weights: int, fitting_cells: int | None, rules: FitRules) -> Iterator[str]:
@@ -327,13 +333,17 @@ class ProjectorQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryQuestion:
-    """What a plan is about: a model's files and options, and what may be chosen to make it fit.
+    """The files and options of a model to plan, and the options that may be chosen to make it fit.
 
-    draft, projector: a draft model, a multimodal projector that is loaded as well. drafts: whether there is speculation.
-    sequence_cells: cells that one sequence of full length gets if n_ctx is None; 0: no more than 4,096 a slot.
-    is_alone: whether all memory of the machine counts as free; otherwise the memory that is free now counts. heads_path: a
-    file of draft heads beside the model. gpus: all that there are, those of RPC servers first. rpc, rpc_timeout_s: see
-    `EngineConfig`.
+    Attributes:
+        sequence_cells: Cells of one sequence of full length if n_ctx is None; 0: no more than 4,096 a slot.
+        is_alone: Whether all memory of the machine counts as free, not only the memory that is free now.
+        drafts: Whether there is speculation.
+        heads_path: A file of draft heads beside the model.
+        draft: A draft model that is loaded as well.
+        projector: A multimodal projector that is loaded as well.
+        gpus: All GPUs, those of RPC servers first.
+        rpc, rpc_timeout_s: See `EngineConfig`.
     """
 
     paths: tuple[str, ...]
@@ -358,10 +368,7 @@ class MemoryQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReport:
-    """What is wanted, what is chosen of it so that it fits, and what these need.
-
-    fitted: None where nothing fits; refusal says why.
-    """
+    """The memory of the wanted choice, and the fitted choice; if nothing fits, `fitted` is None and `refusal` says why."""
 
     wanted: MemoryEstimate
     fitted: FittedMemory | None

@@ -1,6 +1,6 @@
-"""What a model will need, before it is loaded: from its header, or planned by llama.cpp in a process of its own.
+"""The memory that a model will need, before it is loaded: from its header, or planned by llama.cpp in a process of its own.
 
-The process (`paceline.engine.dry_run`) keeps its crash, its memory and its log to itself.
+The process (`paceline.engine.dry_run`) keeps a crash, its memory and its log to itself.
 """
 
 from __future__ import annotations
@@ -65,9 +65,7 @@ _CACHE_SHARE: Final = 0.25  # of the free memory: most that the cells of one seq
 _SMALL_SHARE: Final = 0.5  # of the free memory: a model that surely takes less is loaded without a plan
 _OBJECTS: Final = ("progress", "cancel")  # options of a load that stay in this process
 _PLACING: Final = ("n_gpu_layers", "tensor_overrides", "cpu_moe", "n_cpu_moe", "n_cpu_ffn", "tensor_split")
-_PROJECTOR_BUFFERS: Final = (
-    4 << 30
-)  # an upper bound, but for those that take images of any size, which are checked by a plan
+_PROJECTOR_BUFFERS: Final = 4 << 30  # an upper bound, except for projectors of images of any size, which are planned
 _BYTES_OF_ACTIVATIONS: Final = 256  # for each value of a hidden state, an upper bound
 
 
@@ -116,10 +114,10 @@ def estimate_memory(
 
 
 def estimate_on_machine(model: ModelPath | None, options: Mapping[str, Any], *, dry_run: bool) -> MemoryEstimate:
-    """Return what the files of a model will need, as `estimate_memory` does.
+    """Return the memory that the files of a model will need, as `estimate_memory` does.
 
-    Raises `NotEnoughMemory` where they could not be loaded even if nothing else were in the machine's memory; as
-    `fit_to_memory` it leaves alone what has fit=False, and what cannot be planned.
+    Raises `NotEnoughMemory` if they could not be loaded even on an otherwise empty machine. As in `fit_to_memory`, a model with
+    fit=False, or one that cannot be planned, is not refused.
     """
     arguments = engine_arguments(options)
     source: dict[str, Any] = {"offline": True, "hf_token": None}
@@ -138,9 +136,9 @@ def _estimate(header: ModelHeader, question: MemoryQuestion, *, dry_run: bool) -
 
 @contextmanager
 def _header_files(model: object, *, offline: bool, hf_token: str | None) -> Iterator[ModelPath]:
-    """Yield files with the headers of a model: itself, or of one that is given by name what the hub sends of it.
+    """Yield files with the headers of a model: the model's own files, or headers that the hub sends of a model given by name.
 
-    Raises `InvalidType` for what is no path, and as `model_headers`.
+    Raises `InvalidType` if the model is no path, and as `model_headers`.
     """
     validation.boolean("offline", offline)
     if hf_token is not None:
@@ -161,7 +159,7 @@ def _header_files(model: object, *, offline: bool, hf_token: str | None) -> Iter
 
 @contextmanager
 def _with_draft_files(arguments: EngineArguments, *, offline: bool, hf_token: str | None) -> Iterator[EngineArguments]:
-    """Yield the arguments with a file of a draft model that is given by name, as `_header_files`."""
+    """Yield the arguments with the header file of a draft model that is given by name."""
     draft = arguments.draft
     if draft is None or not is_reference(draft.model):
         yield arguments
@@ -180,7 +178,7 @@ def _checked_paths(model: object) -> ModelPath:
 
 
 def memory_report(model: ModelPath, options: Mapping[str, Any]) -> MemoryReport:
-    """Return what a model will need, and how it is made to fit. Raises as `estimate_memory`."""
+    """Return the memory that a model will need, and the choice with which it fits. Raises as `estimate_memory`."""
     header, question = _asked(model, engine_arguments(options))
     if not header.keeps_nothing:
         return plan(question)
@@ -204,10 +202,10 @@ class MemoryFit:
 
 
 def fit_to_memory(model: Model | ModelPath | None, arguments: EngineArguments) -> MemoryFit:
-    """Return what to choose so that a model fits.
+    """Return the choice with which a model fits.
 
-    model: None for the demo model. If the model is loaded already, only the context's size is chosen. Raises `NotEnoughMemory` if
-    the model does not fit. The load raises the errors of files and options.
+    model: None for the demo model. If the model is loaded already, only the context's size is chosen. Raises `NotEnoughMemory`
+    if the model does not fit; other errors are left to the load.
     """
     if model is None or not arguments.config.fit:
         return MemoryFit()
@@ -222,7 +220,7 @@ def fit_to_memory(model: Model | ModelPath | None, arguments: EngineArguments) -
 
 
 def _fitted(header: ModelHeader, question: MemoryQuestion) -> MemoryFit:
-    """Return what to choose. Raises `NotEnoughMemory` where nothing fits; what else is wrong is left to the load."""
+    """Return the choice. Raises `NotEnoughMemory` if nothing fits; other errors are left to the load."""
     try:
         if _surely_fits(header, question):
             return MemoryFit(is_sure=True)
@@ -253,7 +251,7 @@ def _asked(model: ModelPath, arguments: EngineArguments) -> tuple[ModelHeader, M
 
 
 def _sequence_cells(header: ModelHeader, question: MemoryQuestion, most_bytes: int | None) -> int:
-    """Return how many cells one sequence gets, up to the length that the model was trained for.
+    """Return the number of cells for one sequence, up to the length that the model was trained for.
 
     Their cache takes at most `most_bytes`. If that is None, it takes at most a quarter of each device's free memory, and only
     so much that a model which needs no plan with fewer cells needs none with these cells.
@@ -301,10 +299,10 @@ def _question(model: ModelPath, arguments: EngineArguments) -> MemoryQuestion:
 def _projector_question(
     paths: Sequence[str], arguments: EngineArguments, *, has_gpus: bool
 ) -> ProjectorQuestion | None:
-    """Return what is planned of a projector; nothing of one that is left out, and what is wrong with it to the load."""
+    """Return the projector to plan; None without a projector, and if the load will refuse it."""
     config = arguments.config
     try:
-        path = projector_file([Path(one) for one in paths], config.mmproj)
+        path = projector_file([Path(path) for path in paths], config.mmproj)
         if path is None:
             return None
         projector_facts(path)
@@ -319,7 +317,7 @@ def _projector_question(
 
 
 def _draft_question(draft: DraftArguments | None) -> DraftQuestion | None:
-    """Return what is planned of a draft model; nothing of one that is loaded already."""
+    """Return the draft model to plan; None if there is none, or if it is loaded already."""
     if draft is None or isinstance(draft.model, Model):
         return None
     return DraftQuestion(
@@ -333,7 +331,10 @@ def _heads_path(speculation: Any) -> str | None:
 
 
 def plan(question: MemoryQuestion) -> MemoryReport:
-    """Let llama.cpp plan it in a process of its own. Raises what the plan raises, `EngineError` where the process fails."""
+    """Let llama.cpp plan the memory in a process of its own.
+
+    Raises the errors of planning, and `EngineError` if the process fails.
+    """
     command = [sys.executable, "-P", "-m", "paceline.engine.dry_run"]
     path = os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)
     try:
@@ -362,7 +363,7 @@ def plan(question: MemoryQuestion) -> MemoryReport:
 
 
 def header_estimate(header: ModelHeader, question: MemoryQuestion) -> MemoryEstimate:
-    """Return the weights and the cache of what is wanted, from the header."""
+    """Return the weights and the cache of the wanted choice, from the header."""
     shape = None if header.keeps_nothing else _shape(header, question)
     options = question.model
     placement = Placement(
@@ -386,7 +387,6 @@ def header_estimate(header: ModelHeader, question: MemoryQuestion) -> MemoryEsti
 
 
 def _draft_estimate(question: MemoryQuestion, draft: DraftQuestion, n_ctx: int) -> MemoryEstimate:
-    """Return the same of the draft model, for which a question of its own is made."""
     alone = dataclasses.replace(
         question,
         paths=draft.paths,
@@ -436,11 +436,11 @@ def _surely_fits(header: ModelHeader, question: MemoryQuestion) -> bool:
         scores += _PROJECTOR_BUFFERS
     needed = estimate.total_bytes + scores + rows + _BYTES_OF_ACTIVATIONS * header.n_embd * shape.n_ubatch
     free = [device.free_bytes for device in estimate.devices]
-    return all(one is None or needed < _SMALL_SHARE * one for one in free)
+    return all(free_bytes is None or needed < _SMALL_SHARE * free_bytes for free_bytes in free)
 
 
 def _all_gpus(config: EngineConfig) -> tuple[Device, ...]:
-    """Return the devices of RPC servers and then the GPUs of this machine, as llama.cpp orders them. Raises as `greet`."""
+    """Return the devices of RPC servers and then the GPUs of this machine, in the order of llama.cpp. Raises as `greet`."""
     rpc = rpc_devices(config.rpc_addresses, config.rpc_timeout_s) if config.rpc_addresses else []
     names = {device.name for device in rpc}
     own = (device for device in devices() if device.kind in ("gpu", "igpu") and device.name not in names)

@@ -105,8 +105,8 @@ class Question(Generic[R, *Ts]):
         name: Of the function, and in messages.
         answer: The function. In place "tick" it is called with the engine before a tick, on the engine's thread, and returns a
             function that is called after the tick; elsewhere it is called with `Resources`.
-        place: Where a worker calls it: "tick"; "thread": on a thread of its own; "listener": on the thread that reads the socket.
-            A "replica" of a cluster calls it with its `WorkerEngine`.
+        place: Where a worker calls it: "tick"; "thread": on a thread of its own; "listener": on the thread that reads the
+            socket. A "replica" of a cluster calls it with its `WorkerEngine`.
         idle: Returns the answer while there is no worker; None: the question waits for the next worker.
         patience_s: Seconds for the reply.
         after_death: For a worker that died before it replied: whether the next one is asked.

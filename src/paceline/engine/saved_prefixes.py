@@ -8,8 +8,8 @@ fingerprint of its content (16 bytes) and scale (float64); then each range: its 
 more than cells: the state behind them. The frames check themselves: model, layout, adapters, damage.
 
 With images or audio it has version 3, and behind the adapters the number of items (uint32) and each of them: first cell, cells,
-positions (uint32), whether causal (uint8), size of its content hash (uint8) and the hash. Frames then have the items' keys among
-token ids, count cells, and belong to the items and to the projector as well.
+positions (uint32), whether causal (uint8), size of its content hash (uint8) and the hash. Frames then have the items' keys
+among token ids, count cells, and belong to the items and to the projector as well.
 """
 
 from __future__ import annotations
