@@ -22,13 +22,7 @@ from paceline import errors
 from paceline.streaming import FinishReason
 
 FAILED_FINISH_REASONS = frozenset(
-    {
-        FinishReason.ERROR,
-        FinishReason.CANCELLED,
-        FinishReason.DEADLINE,
-        FinishReason.SHUTDOWN,
-        FinishReason.SLOW_READER,
-    }
+    {FinishReason.ERROR, FinishReason.CANCELLED, FinishReason.DEADLINE, FinishReason.SHUTDOWN, FinishReason.SLOW_READER}
 )
 """Finish reasons that are reported as an error."""
 

@@ -44,7 +44,7 @@ from paceline.server.middleware.requests import (
     TrailingSlashes,
 )
 from paceline.server.pages import MissingDocumentRoute, PageRoute, document_routes, server_facts, start_page_routes
-from paceline.server.request_context import SERVICE
+from paceline.server.request_context import SERVICE, HttpMiddleware
 from paceline.server.routes import RouteFacts, Routes, error_response, facts_of
 from paceline.server.service import Front, Server, Service
 from paceline.server.settings import ServerSettings, has_tenants
@@ -137,21 +137,20 @@ def server_app(server: Server, own: Iterable[Routes], dispatch: Middleware) -> F
     return app
 
 
-class OneModel:
+class OneModel(HttpMiddleware):
     """Gives each request the service of the only model. A POST request wakes an engine that sleeps."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
-        self._app, self._service = app, service
+        super().__init__(app)
+        self._service = service
         self._sleeps = bool(service.settings.engine_options.get("sleep_idle_s"))
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the application."""
-        if scope["type"] == "http":
-            self._service.attach(scope)
-            if self._sleeps and scope["method"] == "POST":
-                facts = facts_of(scope)
-                if facts is not None and facts.model != "none":
-                    self._service.wake()
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[SERVICE] = self._service
+        if self._sleeps and scope["method"] == "POST":
+            facts = facts_of(scope)
+            if facts is not None and facts.model != "none":
+                self._service.wake()
         await self._app(scope, receive, send)
 
 
@@ -159,11 +158,7 @@ def server_middleware(service: Server) -> list[Middleware]:
     """Return the middleware from the outermost to the innermost."""
     settings = service.settings
     cors = Middleware(
-        Cors,
-        settings.cors_origins,
-        settings.cors_methods,
-        settings.cors_headers,
-        credentials=settings.cors_credentials,
+        Cors, settings.cors_origins, settings.cors_methods, settings.cors_headers, credentials=settings.cors_credentials
     )
     return [
         Middleware(RequestIds),
@@ -179,11 +174,7 @@ def server_middleware(service: Server) -> list[Middleware]:
         Middleware(AwaitedStreams, service.kept.resumable_streams),
         Middleware(RequestLimit, service, settings.max_connections, is_shared=has_tenants(settings.api_keys)),
         Middleware(
-            BodyReader,
-            settings.max_body_bytes,
-            settings.body_timeout_s,
-            service.body_budget,
-            service.retry_after_s,
+            BodyReader, settings.max_body_bytes, settings.body_timeout_s, service.body_budget, service.retry_after_s
         ),
         Middleware(ErrorBoundary),
     ]

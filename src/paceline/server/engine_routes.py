@@ -6,9 +6,8 @@ The page lets people set the sampling parameters of `sampling_table` that have a
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, cast
 
@@ -16,7 +15,6 @@ import msgspec
 from fastapi import Query
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from paceline import __version__
 from paceline.errors import PacelineError
@@ -25,14 +23,14 @@ from paceline.sampling_table import API_DEFAULTS, PARAMETERS, Parameter
 from paceline.scheduling.records import MAX_NODES
 from paceline.scheduling.telemetry import MOST_TICKS
 from paceline.server.api_errors import OPENAI_FORM, ApiException
-from paceline.server.engine_watch import EngineEvent, EventReader, engine_facts
+from paceline.server.engine_watch import EventReader, engine_facts
 from paceline.server.exposition import METRICS_OFF, Exposition, metrics_response
 from paceline.server.json_bodies import PLAIN_TEXT, json_response
-from paceline.server.request_context import RequestContext, run_until_disconnect
+from paceline.server.request_context import RequestContext
 from paceline.server.routes import RouteFacts, Routes
 from paceline.server.service import Service
 from paceline.server.settings import ServerSettings
-from paceline.server.sse import NAMED_SSE, named_event, stream_start
+from paceline.server.sse import NAMED_SSE, LiveEvents, named_event
 
 
 def routes() -> Routes:
@@ -67,7 +65,7 @@ def routes() -> Routes:
             max_nodes=max_nodes,
             num_past=history,
         )
-        return EngineEvents(reader, service.settings.heartbeat_s)
+        return LiveEvents(NAMED_SSE, service.settings.heartbeat_s, _framed_events(reader))
 
     return router
 
@@ -95,43 +93,14 @@ def metrics_routes() -> Routes:
     return router
 
 
-class EngineEvents(Response):
-    """A reader's events, until the client disconnects or the engine ends; comments while there are none."""
+@contextmanager
+def _framed_events(reader: EventReader) -> Iterator[Callable[[], Awaitable[tuple[bytes, bool]]]]:
+    async def next_event() -> tuple[bytes, bool]:
+        event = await reader.next()
+        return named_event(event.name.encode(), msgspec.json.encode(event.members)), event.name == "end"
 
-    media_type = "text/event-stream"
-
-    def __init__(self, reader: EventReader, heartbeat_s: float) -> None:
-        super().__init__()
-        self._reader, self._heartbeat_s = reader, heartbeat_s if math.isfinite(heartbeat_s) else None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events."""
-        del scope
-        await run_until_disconnect(receive, self._send(send))
-
-    async def _send(self, send: Send) -> None:
-        with self._reader:
-            await send(stream_start(NAMED_SSE))
-            while True:
-                event = await self._next()
-                is_last = event is not None and event.name == "end"
-                data = NAMED_SSE.ping if event is None else encode_event(event)
-                await send({"type": "http.response.body", "body": data, "more_body": not is_last})
-                if is_last:
-                    return
-
-    async def _next(self) -> EngineEvent | None:
-        """Return the next event; None if a comment is due."""
-        try:
-            async with asyncio.timeout(self._heartbeat_s):
-                return await self._reader.next()
-        except TimeoutError:
-            return None
-
-
-def encode_event(event: EngineEvent) -> bytes:
-    """Return an event as it is sent."""
-    return named_event(event.name.encode(), msgspec.json.encode(event.members))
+    with reader:
+        yield next_event
 
 
 _MODALITIES: Final = ("text", "image", "audio")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, MutableMapping
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from starlette.types import Receive, Scope
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from paceline.server.api_errors import ApiError, ApiException, ClientDisconnected, api_error_of_finish
 from paceline.streaming import FinishReason, Usage
@@ -81,9 +82,20 @@ class RequestContext:
         if self.is_discarded:
             raise ApiException(api_error_of_finish(FinishReason.CANCELLED))
 
-    def attach(self, scope: Scope) -> None:
-        """Make this the context of a scope."""
-        scope[_KEY] = self
+
+class HttpMiddleware(ABC):
+    """Base of middleware for HTTP requests. Other connections, as that of the lifespan, go to the application."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Serve a connection."""
+        serve = self._serve if scope["type"] == "http" else self._app
+        return serve(scope, receive, send)
+
+    @abstractmethod
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
 
 class SpelledHeader(bytes):

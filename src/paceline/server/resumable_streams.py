@@ -158,11 +158,7 @@ class ResumableStreams:
         return len(self._by_key)
 
     def open(
-        self,
-        owner: bytes,
-        conversation_id: str,
-        cancel: Callable[[], None],
-        waited: Callable[[], object] | None = None,
+        self, owner: bytes, conversation_id: str, cancel: Callable[[], None], waited: Callable[[], object] | None = None
     ) -> ResumableStream:
         """Return a new stream. One of the same conversation is cancelled and replaced.
 

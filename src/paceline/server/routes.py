@@ -140,13 +140,7 @@ class Routes(list[BaseRoute]):
         return lambda endpoint: self.add("DELETE", path, endpoint, **options)
 
     def add(
-        self,
-        method: str,
-        path: str,
-        endpoint: Endpoint,
-        *,
-        responses: Responses | None = None,
-        **options: Any,
+        self, method: str, path: str, endpoint: Endpoint, *, responses: Responses | None = None, **options: Any
     ) -> Endpoint:
         """Add a route, and return its endpoint. options: of FastAPI's `APIRoute`, and fields of `RouteFacts` that differ."""
         facts = replace(self._facts, **{name: options.pop(name) for name in _FACTS if name in options})

@@ -214,10 +214,6 @@ class Service(Server):
         found: Service = scope[SERVICE]
         return found
 
-    def attach(self, scope: MutableMapping[str, Any]) -> None:
-        """Make this the service of a request."""
-        scope[SERVICE] = self
-
     def part(self, make: Callable[[Service], P]) -> P:
         """Return the object that `make` has made of this service, once: state of the routes of an API."""
         found: P = self._parts[make] if make in self._parts else self._parts.setdefault(make, make(self))

@@ -10,7 +10,8 @@ import asyncio
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -231,6 +232,50 @@ class StreamReplay(Response):
 
 
 LOST = ApiError(400, "invalid_request_error", "offset_lost", "Stream offset lost, please restart")
+
+
+class LiveEvents(Response):
+    """Events until the client disconnects or there are no more; pings while there are none.
+
+    Args:
+        framing: How events are sent.
+        heartbeat_s: Seconds until a ping; infinity: no pings.
+        source: Returns, while it is entered, a function that waits for the next framed event, and whether it is the last one.
+        opening: Framed, sent at once.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        framing: Framing,
+        heartbeat_s: float,
+        source: AbstractContextManager[Callable[[], Awaitable[tuple[bytes, bool]]]],
+        opening: bytes = b"",
+    ) -> None:
+        super().__init__()
+        self._framing, self._source, self._opening = framing, source, opening
+        self._heartbeat_s = heartbeat_s if math.isfinite(heartbeat_s) else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events."""
+        del scope
+        with self._source as next_event:  # entered first: a client that sees the response begin misses no event
+            await run_until_disconnect(receive, self._copy(next_event, send))
+
+    async def _copy(self, next_event: Callable[[], Awaitable[tuple[bytes, bool]]], send: Send) -> None:
+        await send(stream_start(self._framing))
+        data, is_last = self._opening, False
+        while True:
+            if data or is_last:
+                await send({"type": "http.response.body", "body": data, "more_body": not is_last})
+            if is_last:
+                return
+            try:
+                async with asyncio.timeout(self._heartbeat_s):
+                    data, is_last = await next_event()
+            except TimeoutError:
+                data = self._framing.ping
 
 
 def stream_start(framing: Framing) -> Message:

@@ -60,7 +60,7 @@ class World:
         headers = [] if length is None else [(b"content-length", b"%d" % length)]
         headers += [(b"content-encoding", encoding)] if encoding else []
         scope: Scope = {"type": "http", "method": "POST", "path": path, "headers": headers, "app": self.app}
-        RequestContext("id", tenant=tenant).attach(scope)
+        RequestContext.of(scope).tenant = tenant
         await self._middleware(scope, receive, send)
         return dict(sent[0]) if sent else {}
 

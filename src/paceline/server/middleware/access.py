@@ -15,24 +15,24 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.request import cache_scope
 from paceline.server.api_errors import ApiError, clean_message
-from paceline.server.request_context import RequestContext, SpelledHeader
+from paceline.server.request_context import HttpMiddleware, RequestContext, SpelledHeader
 from paceline.server.routes import error_response, facts_of
 from paceline.server.settings import ApiKey, has_tenants
 
 ANY, LOCALHOST = "*", "localhost"
 
 
-class RoutePrefix:
-    """Serve all routes under `prefix`, which begins with a slash and ends without one; 404 for other paths."""
+class RoutePrefix(HttpMiddleware):
+    """Serve all routes under `prefix`, which begins with a slash and ends without one; 404 for other paths.
+
+    It sets the scope's root_path, which routes and links follow.
+    """
 
     def __init__(self, app: ASGIApp, prefix: str) -> None:
-        self._app, self._prefix = app, prefix
+        super().__init__(app)
+        self._prefix = prefix
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Set the scope's root_path, which routes and links follow."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, prefix = scope["path"], self._prefix
         if path != prefix and not path.startswith(prefix + "/"):
             api_error = ApiError(404, "not_found_error", "not_found", "Not Found")
@@ -49,24 +49,23 @@ _LOCAL_PATTERNS = ("localhost", "*.localhost")
 _HOST = re.compile(r"(?:\[([^\]]*)\]|([^:\[\]]*))(?::[0-9]*)?")
 
 
-class AllowedHosts:
-    """Reject requests if the Host header is neither localhost, nor an IP address, nor among `names`.
+class AllowedHosts(HttpMiddleware):
+    """Reject requests (403) if the Host header is neither localhost, nor an IP address, nor among `names`.
 
     This guards against DNS rebinding: a web page can let its own name resolve to this machine, and browsers then take the
     server for the page's own origin and let the page read the responses. The Host header still holds the page's name.
-    names: `*.name` stands for all names below it, `*` for any.
+    A request without a Host header does not come from a browser. names: `*.name`: all names below it; `*`: any.
     """
 
     def __init__(self, app: ASGIApp, names: Iterable[str]) -> None:
-        self._app = app
+        super().__init__(app)
         given = [_normalized(name) for name in (*_LOCAL_PATTERNS, *names)]
         self._allows_any = ANY in given
         self._names = frozenset(name for name in given if not name.startswith("*"))
         self._suffixes = tuple(name[1:] for name in given if name.startswith("*."))
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the application or respond with 403. A request without a Host header does not come from a browser."""
-        if scope["type"] == "http" and not self._allows_any:
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self._allows_any:
             for name, value in scope["headers"]:
                 if name == b"host" and not self._allows(host := _host_name(value.decode("latin-1"))):
                     response = error_response(_host_not_allowed(host), scope, {"connection": "close"})
@@ -79,7 +78,7 @@ class AllowedHosts:
 
 
 def _host_name(header: str) -> str:
-    """Return a Host header's name or address without its port; a malformed header as it is."""
+    """Return a Host header's name or address without its port; a malformed header unchanged."""
     found = _HOST.fullmatch(header.strip())
     return _normalized((found[1] or found[2] or "") if found else header)
 
@@ -113,32 +112,28 @@ _SPELLED = {
 _MAX_AGE_S = "600"  # how long a browser may cache a preflight response
 
 
-class Cors:
+class Cors(HttpMiddleware):
     """Let browsers call the server from pages of other origins; respond to preflight requests without a key.
 
     An origin is echoed only if it is allowed; `Vary: Origin` keeps caches from mixing responses up.
 
     Args:
         app: The application.
-        origins: The allowed origins; `*` for any, `localhost` for every port of this machine, as llama-server's flags.
+        origins: The allowed origins; `*`: any, `localhost`: every port of this machine.
         methods: The methods for preflights.
-        headers: The headers for preflights; `*` for all headers that a page requests.
+        headers: The headers for preflights; `*`: all headers that a page requests.
         credentials: Whether pages may send cookies and read the response.
     """
 
     def __init__(
         self, app: ASGIApp, origins: Sequence[str], methods: Sequence[str], headers: Sequence[str], *, credentials: bool
     ) -> None:
-        self._app = app
+        super().__init__(app)
         self._allows_any, self._allows_local = ANY in origins, LOCALHOST in origins
         self._origins = frozenset(origin.lower() for origin in origins) - {ANY, LOCALHOST}
         self._methods, self._headers, self._credentials = ", ".join(methods), headers, credentials
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the application with CORS headers added to its response; respond to OPTIONS without it."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         requested = dict(scope["headers"])
         origin = requested.get(b"origin", b"").decode("latin-1")
         if scope["method"] == "OPTIONS":
@@ -189,7 +184,7 @@ class Cors:
 
 
 def _spelled(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Return headers with the names of CORS as the standard spells them, which some programs look for."""
+    """Return headers with the standard's spelling of CORS names, which some programs look for."""
     return [(_SPELLED.get(name, name), value) for name, value in headers]
 
 
@@ -205,12 +200,13 @@ def _is_local_origin(origin: str) -> bool:
 def may_be_forged(headers: Iterable[tuple[bytes, bytes]]) -> bool:
     """Return whether a web page of another origin may have made a browser send this GET request.
 
-    Any page can: the address of an image is enough, and the page's script needs no right to read the response. So a GET
-    that may be forged changes nothing in the server. It is not forged in three cases. It has a header that a browser
-    sends to another origin only after a preflight: X-Requested-With, X-Api-Key, or a bearer token. It comes from this
-    server's own page, by Sec-Fetch-Site, Origin or Referer, which no page can set. Or it comes from a program: all browsers
-    begin their User-Agent with Mozilla, which a page can change only after a preflight. Sec-Fetch-Site alone is not
-    enough, since browsers leave it out over plain HTTP, except to this machine.
+    Any page can: the address of an image is enough, and the page's script needs no right to read the response. A GET that may
+    be forged therefore changes nothing in the server. A request is not forged in three cases:
+
+    - It has a header that a browser sends to another origin only after a preflight: X-Requested-With, X-Api-Key, a bearer token.
+    - It comes from this server's own page, by Sec-Fetch-Site, Origin or Referer, which no page can set. Browsers leave
+      Sec-Fetch-Site out over plain HTTP, except to this machine.
+    - It comes from a program: all browsers begin their User-Agent with Mozilla, which a page can change only after a preflight.
     """
     found = dict(headers)
     if b"x-requested-with" in found or b"x-api-key" in found:
@@ -238,48 +234,38 @@ _INVALID_KEY = ApiError(
 )
 
 
-class ApiKeys:
-    """Require a key, except for public routes, and note the key's tenant. If there are no keys, all requests pass.
+class ApiKeys(HttpMiddleware):
+    """Require a key (401), except for public routes, and note the key's tenant. If there are no keys, all requests pass.
 
     A key without a tenant is an operator's key, as is each key of a server with a single tenant. Without keys every request is
     an operator's.
     """
 
     def __init__(self, app: ASGIApp, keys: Sequence[ApiKey]) -> None:
-        self._app = app
+        super().__init__(app)
         self._keys = [(_digest(key.secret.encode()), key.tenant) for key in keys]
         self._has_tenants = has_tenants(keys)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the application or respond with 401."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        context = RequestContext.of(scope)
         if not self._keys:
-            RequestContext.of(scope).is_operator = True
-            await self._app(scope, receive, send)
-            return
-        found = self._find(_given_key(scope))
-        if found is not None:
-            context = RequestContext.of(scope)
+            context.is_operator = True
+        elif (found := self._find(_given_key(scope))) is not None:
             context.key_digest, context.tenant = found
             context.is_operator = not (self._has_tenants and context.tenant)
             with cache_scope(context.tenant):
                 await self._app(scope, receive, send)
             return
-        facts = facts_of(scope)
-        if facts is None or not facts.public:
+        elif (facts := facts_of(scope)) is None or not facts.public:
             await error_response(_INVALID_KEY, scope, {"www-authenticate": "Bearer"})(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
     def _find(self, given: bytes) -> tuple[bytes, str] | None:
         """Return a key's digest and tenant in constant time: compares all keys, as digests, so that lengths do not leak."""
-        digest, found = _digest(given), None
-        for known, tenant in self._keys:
-            if hmac.compare_digest(known, digest):
-                found = known, tenant
-        return found
+        digest = _digest(given)
+        matches = [(known, tenant) for known, tenant in self._keys if hmac.compare_digest(known, digest)]
+        return matches[-1] if matches else None
 
 
 def _given_key(scope: Scope) -> bytes:

@@ -6,13 +6,13 @@ import asyncio
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, Protocol
+from typing import Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.server.api_errors import ApiError, ApiException, ClientDisconnected, ServerDraining
 from paceline.server.in_flight import ByteBudget, ByteReservation
-from paceline.server.request_context import RequestContext
+from paceline.server.request_context import HttpMiddleware, RequestContext
 from paceline.server.routes import RouteFacts, error_response, facts_of
 from paceline.server.service import Server
 
@@ -21,15 +21,15 @@ _SHARE = 3  # requests in flight that a tenant may have for each free place
 _WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
-class HeaderLimit:
+class HeaderLimit(HttpMiddleware):
     """Respond with 431 if path, query and headers together have more than `max_bytes`."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
-        self._app, self._max_bytes = app, max_bytes
+        super().__init__(app)
+        self._max_bytes = max_bytes
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the application or respond with 431."""
-        if scope["type"] == "http" and (size := _head_bytes(scope)) > self._max_bytes:
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if (size := _head_bytes(scope)) > self._max_bytes:
             message = f"path and headers have {size} bytes, more than the limit of {self._max_bytes}; send less"
             api_error = ApiError(431, "invalid_request_error", "headers_too_large", message)
             await error_response(api_error, scope, _CLOSE)(scope, receive, send)
@@ -42,20 +42,25 @@ def _head_bytes(scope: Scope) -> int:
     return len(path) + len(scope["query_string"]) + sum(len(name) + len(value) + 4 for name, value in scope["headers"])
 
 
-class RequestLimit:
+class RequestLimit(HttpMiddleware):
     """Count requests in flight: 429 beyond `max_requests`, 503 while the server drains.
 
-    While it drains, running requests can still be cancelled. is_shared: whether a tenant that has requests in flight leaves room
-    to others: it may have three for each further request that there is room for.
+    While it drains, running requests can still be cancelled.
+
+    Args:
+        app: The application.
+        service: The server.
+        max_requests: The limit.
+        is_shared: Whether tenants leave room to one another: a tenant may have three requests for each free place.
     """
 
     def __init__(self, app: ASGIApp, service: Server, max_requests: int, *, is_shared: bool = False) -> None:
-        self._app, self._service, self._max_requests, self._is_shared = app, service, max_requests, is_shared
+        super().__init__(app)
+        self._service, self._max_requests, self._is_shared = service, max_requests, is_shared
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the application or respond with an error."""
-        facts = facts_of(scope) if scope["type"] == "http" else None
-        if scope["type"] != "http" or (facts is not None and not facts.is_counted):
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        facts = facts_of(scope)
+        if facts is not None and not facts.is_counted:
             await self._app(scope, receive, send)
             return
         tenant = RequestContext.of(scope).tenant
@@ -83,28 +88,30 @@ class RequestLimit:
         return ApiError(429, "rate_limit_error", "too_many_requests", message, retry_after_s=wait_s)
 
 
-class BodyReader:
-    """Read request bodies whole before the application runs: each of at most `max_bytes` and within `timeout_s`.
+class BodyReader(HttpMiddleware):
+    """Read request bodies whole before the application runs; their bytes stay reserved until the response is complete.
 
-    budget: of the bodies of all requests in flight. retry_after_s: called when the budget is exhausted.
+    The body of a request without a route is not read, as its response does not depend on it. A compressed body is decoded; its
+    decoded bytes count against both limits before the next ones are decoded. A body that is not declared as JSON is read as
+    JSON, as `curl -d` sends it; but not from a web page of another origin: browsers send it to any server without a preflight.
 
-    The body of a request without a route is not read, as its response does not depend on it.
-
-    A compressed body is decoded. Its decoded bytes are counted against both limits before the next ones are decoded.
-
-    A body that is not declared as JSON is read as JSON all the same, as `curl -d` sends it; but not from a web page of
-    another origin, since browsers send such requests to any server without a preflight.
+    Args:
+        app: The application.
+        max_bytes: The limit of one body.
+        timeout_s: The time in which a body must arrive.
+        budget: The bytes of the bodies of all requests in flight.
+        retry_after_s: Called when the budget is exhausted.
     """
 
     def __init__(
         self, app: ASGIApp, max_bytes: int, timeout_s: float, budget: ByteBudget, retry_after_s: Callable[[], int]
     ) -> None:
-        self._app, self._max_bytes, self._timeout_s = app, max_bytes, timeout_s
+        super().__init__(app)
+        self._max_bytes, self._timeout_s = max_bytes, timeout_s
         self._budget, self._retry_after_s = budget, retry_after_s
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the application with the whole body. Its bytes stay reserved until the response is complete."""
-        if scope["type"] != "http" or scope["method"] in _WITHOUT_BODY or (facts := facts_of(scope)) is None:
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] in _WITHOUT_BODY or (facts := facts_of(scope)) is None:
             await self._app(scope, receive, send)
             return
         with self._budget.reserve(RequestContext.of(scope).tenant) as reservation:
@@ -127,7 +134,6 @@ class BodyReader:
         await error_response(rejected.api_error, scope, headers)(scope, receive, send)
 
     def _check_length(self, scope: Scope, reservation: ByteReservation) -> None:
-        """Reject a declared length that is too large before the body is sent."""
         for name, value in scope["headers"]:
             if name == b"content-length" and value.isdigit():
                 if int(value) > self._max_bytes:
@@ -220,15 +226,15 @@ def _declare_decoded(scope: Scope, num_bytes: int) -> None:
 
 
 def _is_cross_origin(headers: list[tuple[bytes, bytes]]) -> bool:
-    """Return whether a page of another origin sent it; browsers send the page's origin with every POST."""
+    """Return whether a page of another origin sent a POST request: browsers send the page's origin with each."""
     if _first_header(headers, b"sec-fetch-site") in (b"cross-site", b"same-site"):
         return True
     origin = _first_header(headers, b"origin")
     return bool(origin) and origin.partition(b"://")[2] != _first_header(headers, b"host")
 
 
-def _first_header(headers: list[tuple[bytes, bytes]], wanted: bytes) -> bytes:
-    return next((value for name, value in headers if name == wanted), b"")
+def _first_header(headers: list[tuple[bytes, bytes]], name: bytes) -> bytes:
+    return next((value for other, value in headers if other == name), b"")
 
 
 ENCODINGS: Final = ("gzip", "deflate", "zstd")
@@ -264,36 +270,48 @@ def content_encoding(headers: Sequence[tuple[bytes, bytes]]) -> str | None:
 
 
 def decoded_parts(encoding: str, body: bytes) -> Iterator[bytes]:
-    """Yield the decoded content of a body in parts of at most `PART_BYTES`.
+    """Yield the decoded content of a body, of all gzip members or zstd frames, in parts of at most `PART_BYTES`.
 
     Memory beside the parts is bounded by the decompressor's window. Raises `ApiException` with status 400 for a body that is
     damaged, incomplete, or followed by other data.
     """
-    if encoding == "zstd":
-        yield from _parts(encoding, body, *_zstd_decompressors())
-    else:
-        wbits = _GZIP_FORMAT if encoding == "gzip" else _deflate_format(body)
-        yield from _parts(encoding, body, lambda: _ZlibDecompressor(wbits), zlib.error)
+    decompressors, error_type = _decompressors(encoding, body)
+    position, max_members = 0, 1 if encoding == "deflate" else _MAX_MEMBERS
+    for _ in range(max_members):
+        decompressor = decompressors()
+        while not decompressor.eof:
+            data = body[position : position + _SLICE_BYTES] if decompressor.needs_input else b""
+            position += len(data)
+            try:
+                part = decompressor.decompress(data, PART_BYTES)
+            except error_type as error:
+                raise _broken(encoding, str(error)) from None
+            if part:
+                yield part
+            elif position == len(body) and not data and decompressor.needs_input and not decompressor.eof:
+                raise _broken(encoding, "it ends too early")
+        position -= len(decompressor.unused_data)
+        if position == len(body):
+            return
+    raise _broken(encoding, f"other data follow after {max_members} parts" if max_members > 1 else "other data follow")
 
 
-class _Decompressor(Protocol):
-    """The interface of the standard library's decompressors that bound their output."""
-
-    @property
-    def eof(self) -> bool: ...
-
-    @property
-    def needs_input(self) -> bool: ...
-
-    @property
-    def unused_data(self) -> bytes: ...
-
-    def decompress(self, data: bytes, max_length: int) -> bytes: ...
+def _decompressors(encoding: str, body: bytes) -> tuple[Callable[[], Any], type[Exception]]:
+    """Return a factory of decompressors, which have the interface of zstd's, and the type of their errors."""
+    if encoding == "zstd":  # imported late, since few clients send it
+        if sys.version_info >= (3, 14):
+            from compression import zstd
+        else:
+            from backports import zstd
+        options: dict[int, int] = {zstd.DecompressionParameter.window_log_max: _MAX_WINDOW_LOG}
+        return lambda: zstd.ZstdDecompressor(options=options), zstd.ZstdError
+    # HTTP's deflate is zlib's format, but some clients send raw deflate data.
+    is_zlib = len(body) >= 2 and body[0] & 0x0F == 8 and int.from_bytes(body[:2], "big") % 31 == 0
+    wbits = _GZIP_FORMAT if encoding == "gzip" else _ZLIB_FORMAT if is_zlib else _RAW_DEFLATE
+    return lambda: _ZlibDecompressor(wbits), zlib.error
 
 
 class _ZlibDecompressor:
-    """A `_Decompressor` for gzip and deflate."""
-
     def __init__(self, wbits: int) -> None:
         self._zlib = zlib.decompressobj(wbits)
 
@@ -311,46 +329,6 @@ class _ZlibDecompressor:
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
         return self._zlib.decompress(self._zlib.unconsumed_tail + data, max_length)
-
-
-def _zstd_decompressors() -> tuple[Callable[[], _Decompressor], type[Exception]]:
-    """Return a factory of decompressors and the type of their errors. Imports late, since few clients send zstd."""
-    if sys.version_info >= (3, 14):
-        from compression import zstd
-    else:
-        from backports import zstd
-    options: dict[int, int] = {zstd.DecompressionParameter.window_log_max: _MAX_WINDOW_LOG}
-    return lambda: zstd.ZstdDecompressor(options=options), zstd.ZstdError
-
-
-def _deflate_format(body: bytes) -> int:
-    """Return zlib's wbits for a deflate body. HTTP's deflate is zlib's format, but some clients send raw deflate data."""
-    is_zlib = len(body) >= 2 and body[0] & 0x0F == 8 and int.from_bytes(body[:2], "big") % 31 == 0
-    return _ZLIB_FORMAT if is_zlib else _RAW_DEFLATE
-
-
-def _parts(
-    encoding: str, body: bytes, make_decompressor: Callable[[], _Decompressor], error_type: type[Exception]
-) -> Iterator[bytes]:
-    """Yield the content of all gzip members or zstd frames; deflate has one."""
-    position, max_members = 0, 1 if encoding == "deflate" else _MAX_MEMBERS
-    for _ in range(max_members):
-        decompressor = make_decompressor()
-        while not decompressor.eof:
-            data = body[position : position + _SLICE_BYTES] if decompressor.needs_input else b""
-            position += len(data)
-            try:
-                part = decompressor.decompress(data, PART_BYTES)
-            except error_type as error:
-                raise _broken(encoding, str(error)) from None
-            if part:
-                yield part
-            elif position == len(body) and not data and decompressor.needs_input and not decompressor.eof:
-                raise _broken(encoding, "it ends too early")
-        position -= len(decompressor.unused_data)
-        if position == len(body):
-            return
-    raise _broken(encoding, f"other data follow after {max_members} parts" if max_members > 1 else "other data follow")
 
 
 def _broken(encoding: str, reason: str) -> ApiException:

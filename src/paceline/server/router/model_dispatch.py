@@ -1,10 +1,9 @@
 """Give each request the `Service` of the model that it names, which is loaded first. Innermost middleware, on the event loop.
 
-A request names its model in the body, else in the query: ?model=NAME. ?autoload= decides for one request whether the model is
-loaded.
+A request names its model in the body, else in the query: ?model=NAME. ?autoload= decides whether this request loads the model.
 
-The response of a stream begins early if its model is still being loaded, with heartbeats until the model replies. After that an
-error can no longer be a status: it becomes the stream's error event, in the form of its route.
+The response of a stream begins while its model is loaded, with heartbeats until the model replies. An error then can no longer be
+a status: it becomes the stream's error event, in the form of its route.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from paceline.server.api_errors import (
 from paceline.server.flags import ModelPreset
 from paceline.server.middleware.access import may_be_forged
 from paceline.server.middleware.request_limits import BufferedReceive
-from paceline.server.request_context import DisconnectWatcher, EarlyResponse, RequestContext
+from paceline.server.request_context import SERVICE, DisconnectWatcher, EarlyResponse, HttpMiddleware, RequestContext
 from paceline.server.resumable_streams import conversation_id_of
 from paceline.server.router.routed_models import RoutedModels
 from paceline.server.routes import EarlyStream, RouteFacts, error_response, facts_of
@@ -48,24 +47,21 @@ _TRUE: Final = ("true", "1")
 
 
 class NamedModel(msgspec.Struct):
-    """The fields of a body that matter before its model is known; name: Ollama's older word for model."""
+    """The fields of a body that are read before its model is known; name: Ollama's older word for model."""
 
     model: Any = None
     name: Any = None
     stream: Any = None
 
 
-class ModelDispatch:
+class ModelDispatch(HttpMiddleware):
     """Loads the model that a request names, and gives the request its `Service`, unless the route needs none."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings, models: RoutedModels) -> None:
-        self._app, self._settings, self._models = app, settings, models
+        super().__init__(app)
+        self._settings, self._models = settings, models
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the application, or respond with an error in the shape of the route's API."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         facts, query = facts_of(scope), parse_qs(scope["query_string"].decode("latin-1"))
         if facts is None or facts.model == "none" or (facts.model == "named" and "model" not in query):
             await self._app(scope, receive, send)
@@ -80,8 +76,8 @@ class ModelDispatch:
         self, facts: RouteFacts, scope: Scope, receive: Receive, query: dict[str, list[str]]
     ) -> _NamedRequest:
         body = None if scope["method"] in ("GET", "HEAD") else await _whole_body(receive)
-        found = NamedModel() if body is None else _named_in(body)
-        name = found.model or found.name or query.get("model", [""])[0]
+        fields = NamedModel() if body is None else _named_model(body)
+        name = fields.model or fields.name or query.get("model", [""])[0]
         if not isinstance(name, str):
             raise invalid_request("model must be a text, the name of a model; GET /models lists them", "model")
         if not name:
@@ -90,21 +86,23 @@ class ModelDispatch:
         loads = self._settings.models_autoload and facts.loads_model
         if "autoload" in query:
             loads = query["autoload"][0].lower() in _TRUE
-        return _NamedRequest(self._models.preset(name), body, loads=loads, early=facts.early if found.stream else None)
+        return _NamedRequest(self._models.preset(name), body, loads=loads, early=facts.early if fields.stream else None)
 
     async def _dispatch(self, request: _NamedRequest, scope: Scope, receive: Receive, send: Send) -> None:
         if request.body is None and (ready := self._models.ready(request.preset.name)) is not None:
-            ready.attach(scope)
+            scope[SERVICE] = ready
             await self._app(scope, receive, send)  # reading neither wakes a model nor keeps it loaded
             return
         if request.body is None and may_be_forged(scope["headers"]):
-            raise _not_loaded_for_pages(request.preset.name)
+            raise ModelNotLoaded(
+                f"the model {request.preset.name!r} is not loaded, and a GET request from a browser does not load it unless it "
+                "comes from this server's own page; send the header X-Requested-With, or load the model with POST /models/load"
+            )
         early = None if request.early is None else BegunStream(send, scope, request.early, request.preset.name)
         replay = BufferedReceive(request.body or b"", receive)
         async with AsyncExitStack() as stack:
             try:
-                service = await self._loaded(request, stack, scope, receive, early)
-                service.attach(scope)
+                scope[SERVICE] = await self._loaded(request, stack, scope, receive, early)
                 await self._app(scope, replay, send if early is None else early)
             except Exception as error:
                 if early is None or not early.waits:
@@ -116,7 +114,7 @@ class ModelDispatch:
     async def _loaded(
         self, request: _NamedRequest, stack: AsyncExitStack, scope: Scope, receive: Receive, early: BegunStream | None
     ) -> Service:
-        """Wait for the model, with heartbeats; a client that leaves gives up, unless its stream can be resumed."""
+        """Wait for the model, with heartbeats. A disconnection ends the wait, unless the stream can be resumed."""
         conversation_id = None if early is None else conversation_id_of(HttpRequest(scope))
         gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if conversation_id is None:
@@ -137,7 +135,7 @@ class ModelDispatch:
         watcher: DisconnectWatcher,
         gone: asyncio.Future[None],
     ) -> Service:
-        """Wait for the model. gone: cancelled when the request is not wanted any more, by the watcher or otherwise."""
+        """Wait for the model. gone: cancelled when the client has disconnected or has cancelled the request."""
         watcher.on_disconnect(gone.cancel)
         entering = asyncio.ensure_future(self._entered(request, stack))
         beat_s = request.preset.settings.heartbeat_s
@@ -187,22 +185,15 @@ class _NamedRequest:
     early: EarlyStream | None
 
 
-def _not_loaded_for_pages(name: str) -> ModelNotLoaded:
-    return ModelNotLoaded(
-        f"the model {name!r} is not loaded, and a GET request from a browser does not load it unless it comes from this "
-        "server's own page; send the header X-Requested-With, or load the model with POST /models/load"
-    )
-
-
 async def _whole_body(receive: Receive) -> bytes:
-    """Return the body, which `BodyReader` has read: it comes in one message."""
+    """Return the body, which comes in one message, as `BodyReader` has read it."""
     message = await receive()
     if message["type"] == "http.disconnect":
         raise ClientDisconnected
     return bytes(message.get("body", b""))
 
 
-def _named_in(body: bytes) -> NamedModel:
+def _named_model(body: bytes) -> NamedModel:
     """Return the fields of a body; none if it is no object. Raises if the body is not JSON."""
     try:
         return msgspec.json.decode(body, type=NamedModel) if body.strip() else NamedModel()
@@ -222,7 +213,7 @@ def routing_error(error: BaseException) -> ApiError:
 
 
 class BegunStream:
-    """The `send` of one request. Its response may begin before its model is loaded. model: the model's name."""
+    """The `send` of a request with a response that may begin before its model is loaded. model: the model's name."""
 
     def __init__(self, send: Send, scope: Scope, style: EarlyStream, model: str) -> None:
         self._send, self._scope, self._style, self._model = send, scope, style, model
@@ -233,11 +224,11 @@ class BegunStream:
 
     @property
     def waits(self) -> bool:
-        """Whether the response has begun, and the model's own has not."""
+        """Whether the response has begun, and the model's own response has not."""
         return self._is_open and not self._has_begun
 
     async def beat(self) -> None:
-        """Begin the response unless it has begun, and send a heartbeat."""
+        """Begin the response if necessary, and send a heartbeat."""
         if not self._is_open:
             self._is_open = True
             await self._send(stream_start(self._style.framing))

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import weakref
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from paceline.async_llm import AsyncLLM
 from paceline.errors import ModelNotFound, ModelUnloaded, PacelineError
@@ -36,11 +34,10 @@ from paceline.model_manager.engine_loader import AsyncLLMLoader
 from paceline.server.api_errors import ApiException, ModelLoadFailed, invalid_request
 from paceline.server.flags import ModelPreset, ModelPresets
 from paceline.server.flags.presets import check_names
-from paceline.server.request_context import run_until_disconnect
 from paceline.server.resumable_streams import ResumableStreams
 from paceline.server.service import KeptForClients, Service
 from paceline.server.settings import ServerSettings
-from paceline.server.sse import SSE, stream_start
+from paceline.server.sse import SSE, LiveEvents
 
 _log = logging.getLogger("paceline.server")
 _LATEST: Final = ":latest"  # Ollama's default tag
@@ -421,7 +418,23 @@ class EventFeed:
 
     def stream(self, heartbeat_s: float) -> Response:
         """Return a response with the events from now on."""
-        return _FeedStream(self._queues, heartbeat_s, is_closed=self._is_closed)
+        return LiveEvents(SSE, heartbeat_s, self._reading(), SSE.ping)
+
+    @contextmanager
+    def _reading(self) -> Iterator[Callable[[], Awaitable[tuple[bytes, bool]]]]:
+        queue: asyncio.Queue[bytes | None] = asyncio.Queue(_MAX_BEHIND)
+        if self._is_closed:
+            queue.put_nowait(None)
+
+        async def next_event() -> tuple[bytes, bool]:
+            data = await queue.get()
+            return data or b"", data is None
+
+        self._queues.append(queue)
+        try:
+            yield next_event
+        finally:
+            self._queues.remove(queue)
 
 
 def status_data(status: ModelStatus) -> dict[str, Any]:
@@ -438,41 +451,3 @@ def _put(queue: asyncio.Queue[bytes | None], event: bytes | None) -> None:
     if queue.full():
         queue.get_nowait()
     queue.put_nowait(event)
-
-
-class _FeedStream(Response):
-    """The events of a feed, until the client disconnects or the feed is closed."""
-
-    media_type = "text/event-stream"
-
-    def __init__(self, queues: list[asyncio.Queue[bytes | None]], heartbeat_s: float, *, is_closed: bool) -> None:
-        super().__init__()
-        self._queues, self._heartbeat_s, self._is_closed = queues, heartbeat_s, is_closed
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events."""
-        del scope
-        queue: asyncio.Queue[bytes | None] = asyncio.Queue(_MAX_BEHIND)
-        if self._is_closed:
-            queue.put_nowait(None)
-        self._queues.append(queue)  # before the response begins: a client that sees that misses nothing
-        try:
-            await run_until_disconnect(receive, self._send(queue, send))
-        finally:
-            self._queues.remove(queue)
-
-    async def _send(self, queue: asyncio.Queue[bytes | None], send: Send) -> None:
-        await send(stream_start(SSE))
-        await send({"type": "http.response.body", "body": SSE.ping, "more_body": True})
-        while True:
-            data = await self._next(queue)
-            await send({"type": "http.response.body", "body": data or b"", "more_body": data is not None})
-            if data is None:
-                return
-
-    async def _next(self, queue: asyncio.Queue[bytes | None]) -> bytes | None:
-        try:
-            async with asyncio.timeout(self._heartbeat_s if math.isfinite(self._heartbeat_s) else None):
-                return await queue.get()
-        except TimeoutError:
-            return SSE.ping

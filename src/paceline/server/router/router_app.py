@@ -63,11 +63,7 @@ from paceline.server.exposition import (
     worker_families,
 )
 from paceline.server.flags import ModelPresets
-from paceline.server.json_bodies import (
-    OPENAI_ERRORS,
-    PLAIN_TEXT,
-    json_response,
-)
+from paceline.server.json_bodies import OPENAI_ERRORS, PLAIN_TEXT, json_response
 from paceline.server.middleware.access import may_be_forged
 from paceline.server.pages import start_page_routes
 from paceline.server.router.model_dispatch import ModelDispatch, routing_error
