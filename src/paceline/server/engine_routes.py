@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, cast
+from typing import Annotated, Any, Final
 
 import msgspec
 from fastapi import Query
@@ -19,12 +18,12 @@ from starlette.responses import Response
 from paceline import __version__
 from paceline.errors import PacelineError
 from paceline.params import SamplingParams, help_of
-from paceline.sampling_table import API_DEFAULTS, PARAMETERS, Parameter
+from paceline.sampling_table import API_DEFAULTS, PARAMETERS
 from paceline.scheduling.records import MAX_NODES
 from paceline.scheduling.telemetry import MOST_TICKS
 from paceline.server.api_errors import OPENAI_FORM, ApiException
 from paceline.server.engine_watch import EventReader, engine_facts
-from paceline.server.exposition import METRICS_OFF, Exposition, metrics_response
+from paceline.server.exposition import METRICS_OFF, engine_metrics
 from paceline.server.json_bodies import PLAIN_TEXT, json_response
 from paceline.server.request_context import RequestContext
 from paceline.server.routes import RouteFacts, Routes
@@ -70,10 +69,6 @@ def routes() -> Routes:
     return router
 
 
-def _exposition(service: Service) -> Exposition:
-    return Exposition(lambda: service.engine().stats(), lambda: service.engine().heartbeat(), service.http_metrics)
-
-
 def metrics_routes() -> Routes:
     """Return /metrics: 501 where the settings disable it, 503 before the model is loaded."""
     router = Routes(RouteFacts(model="required", loads_model=False), tags=["observability"])
@@ -86,9 +81,9 @@ def metrics_routes() -> Routes:
         service = Service.of(request.scope)
         if not service.settings.metrics:
             raise ApiException(METRICS_OFF)
-        service.engine()
-        scraped = await asyncio.to_thread(service.part(_exposition).scrape, request.headers.get("accept", ""))
-        return metrics_response(scraped, service.created)
+        accept, engine = request.headers.get("accept", ""), service.engine()
+        http, llama = service.http_metrics, service.llama_metrics
+        return await asyncio.to_thread(engine_metrics, engine, http, llama, accept, service.created)
 
     return router
 
@@ -106,13 +101,12 @@ def _framed_events(reader: EventReader) -> Iterator[Callable[[], Awaitable[tuple
 _MODALITIES: Final = ("text", "image", "audio")
 _IMAGE_TYPES: Final = ("image/png", "image/jpeg", "image/gif", "image/bmp")
 _AUDIO_TYPES: Final = ("audio/wav", "audio/flac", "audio/mpeg")
-_LISTENED_TO: Final = "loaded"
 
 
 def page_routes(
     settings: ServerSettings, models: Callable[[], Sequence[Mapping[str, Any]]], *, is_router: bool
 ) -> Routes:
-    """Return the route of the server. models: as the page lists them, at the moment."""
+    """Return the route of the server. models: returns the entries of the models on the page."""
     router = Routes(RouteFacts(errors=OPENAI_FORM), tags=["engine"])
 
     @router.get("/v1/engine/page", summary="What the web page needs to know of the server")
@@ -120,7 +114,7 @@ def page_routes(
         """Return version, models and what is switched on; also while a model loads."""
         listed = list(models())
         names = [model["id"] for model in listed]
-        loaded = [model["id"] for model in listed if model["state"] == _LISTENED_TO]
+        loaded = [model["id"] for model in listed if model["state"] == "loaded"]
         body = {
             "version": __version__,
             "tenant": RequestContext.of(request.scope).tenant,
@@ -128,27 +122,19 @@ def page_routes(
             "default_model": next(iter([*loaded, *names]), None),
             "models": listed,
             "features": {
-                "docs": settings.docs,
-                "metrics": settings.metrics,
-                "slots": settings.slots,
-                "props": settings.props,
+                **{name: getattr(settings, name) for name in ("docs", "metrics", "slots", "props")},
                 "responses_store": settings.responses_store > 0,
             },
-            "links": _links(settings),
+            "links": {name: name for name in ("docs", "metrics") if getattr(settings, name)}
+            | {"models": "v1/models", "health": "health"},
         }
         return json_response(body)
 
     return router
 
 
-def _links(settings: ServerSettings) -> dict[str, str]:
-    wanted = {"docs": settings.docs, "metrics": settings.metrics}
-    links = {name: name for name, is_on in wanted.items() if is_on}
-    return {**links, "models": "v1/models", "health": "health"}
-
-
 def model_entry(service: Service) -> dict[str, Any]:
-    """Return how the page lists the one model of a server."""
+    """Return the entry of the only model of a server on the page."""
     state, error = "loading", None
     modalities: Sequence[str] = ()
     if service.failure is not None:
@@ -169,7 +155,7 @@ def model_entry(service: Service) -> dict[str, Any]:
 
 
 def known_modalities(model: object) -> list[str]:
-    """Return the modalities that a loaded model takes, text first."""
+    """Return the modalities of input of a loaded model, text first."""
     found = getattr(model, "modalities", ())  # a fake engine's model has none
     return [name for name in _MODALITIES if name == "text" or name in found]
 
@@ -223,95 +209,63 @@ def _chat_facts(service: Service) -> dict[str, bool] | None:
     return None
 
 
-Group = Literal["Length", "Sampling", "Penalties", "Output", "Advanced"]
-Kind = Literal["number", "integer", "boolean", "text", "texts", "json"]
+def _field(  # noqa: PLR0913 - the members of the page's JSON
+    name: str,
+    label: str,
+    group: str | None,
+    kind: str,
+    about: str,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    step: float | None = None,
+    choices: tuple[int, ...] | None = None,
+    default: object = None,
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "label": label,
+        "group": group,
+        "type": kind,
+        "default": default,
+        "minimum": minimum,
+        "maximum": maximum,
+        "step": step,
+        "choices": None if choices is None else list(choices),
+        "help": about,
+    }
 
 
-@dataclass(frozen=True, slots=True)
-class ChatParameter:
-    """A field of the body.
-
-    Attributes:
-        field: The field of `SamplingParams` that has the default; None: it is `default`.
-    """
-
-    name: str
-    label: str
-    group: Group
-    kind: Kind
-    help: str
-    minimum: float | None = None
-    maximum: float | None = None
-    step: float | None = None
-    choices: tuple[Any, ...] | None = None
-    field: str | None = None
-    default: Any = None
-
-    def members(self, sampling: SamplingParams) -> dict[str, Any]:
-        """Return the members of the page's JSON. sampling: the defaults of a request without any parameter."""
-        default = self.default if self.field is None else getattr(sampling, self.field)
-        return {
-            "name": self.name,
-            "label": self.label,
-            "group": self.group,
-            "type": self.kind,
-            "default": list(default) if isinstance(default, tuple) else default,
-            "minimum": self.minimum,
-            "maximum": self.maximum,
-            "step": self.step,
-            "choices": None if self.choices is None else list(self.choices),
-            "help": self.help,
-        }
-
-
-_TEXTS: Final = {  # where the page has no words of the command line or of Python
+_TEXTS: Final = {  # in place of the sentences of `SamplingParams`
     "max_tokens": "Most tokens of a reply, thinking included; without a value as many as the context holds.",
     "stop": "A stop text: generation ends before it.",
     "seed": "The same seed gives the same draws; without a value they differ each time.",
 }
-
-
-def _of(row: Parameter) -> ChatParameter:
-    low, high = row.slider or (row.low, row.high)
-    about, kind = _TEXTS.get(row.name) or help_of(row.name), cast(Kind, row.kind)
-    group = cast(Group, row.group)
-    return ChatParameter(row.name, row.label, group, kind, about, low, high, row.step, row.choices, field=row.name)
-
-
+_SAMPLING: Final = [row for row in PARAMETERS if row.label]
+_THINKING: Final = "reasoning_budget_tokens"
 # fmt: off
-_PARAMETERS: Final = (
-    *(_of(row) for row in PARAMETERS if row.label),
-    ChatParameter("priority", "Priority", "Advanced", "integer",
-                  "Higher runs first; ten seconds of waiting make up for one level.", -1_000_000, 1_000_000, 1, default=0),
-    ChatParameter("speculation", "Speculation", "Advanced", "boolean",
-                  "Whether tokens may be proposed ahead of decoding. The output is the same.", default=True),
-    ChatParameter("cache_prompt", "Cache the prompt", "Advanced", "boolean",
-                  "Whether cached prefixes may be used, and this prompt be cached.", default=True),
-    ChatParameter("timeout_s", "Time limit", "Advanced", "number",
-                  "Seconds until the reply ends, finished or not.", 1, 86_400, 1),
-)
+_FIELDS: Final = [
+    *(
+        _field(row.name, row.label, row.group, row.kind, _TEXTS.get(row.name) or help_of(row.name),
+               *(row.slider or (row.low, row.high)), row.step, row.choices)
+        for row in _SAMPLING
+    ),
+    _field("priority", "Priority", "Advanced", "integer",
+           "Higher runs first; ten seconds of waiting make up for one level.", -1_000_000, 1_000_000, 1, default=0),
+    _field("speculation", "Speculation", "Advanced", "boolean",
+           "Whether tokens may be proposed ahead of decoding. The output is the same.", default=True),
+    _field("cache_prompt", "Cache the prompt", "Advanced", "boolean",
+           "Whether cached prefixes may be used, and this prompt be cached.", default=True),
+    _field("timeout_s", "Time limit", "Advanced", "number",
+           "Seconds until the reply ends, finished or not.", 1, 86_400, 1),
+]
+_FIELDS.insert(1, _field(_THINKING, "Most tokens of thinking", "Length", "integer",
+                         "Most tokens of thinking; 0: none; -1: as the server has it.", -1, 2**31 - 1, 1, default=-1))
 # fmt: on
-
-_THINKING: Final = ChatParameter(
-    "reasoning_budget_tokens",
-    "Most tokens of thinking",
-    "Length",
-    "integer",
-    "Most tokens of thinking; 0: none; -1: as the server has it.",
-    -1,
-    2**31 - 1,
-    1,
-    default=-1,
-)
 
 
 def chat_parameters(sampling: SamplingParams, *, thinks: bool) -> list[dict[str, Any]]:
     """Return the fields in the order to show them. sampling: the defaults; thinks: whether the model may think."""
-    return [parameter.members(sampling) for parameter in _shown(thinks=thinks)]
-
-
-def _shown(*, thinks: bool) -> Iterator[ChatParameter]:
-    yield _PARAMETERS[0]
-    if thinks:
-        yield _THINKING
-    yield from _PARAMETERS[1:]
+    defaults = {row.name: getattr(sampling, row.name) for row in _SAMPLING}
+    defaults = {name: list(value) if isinstance(value, tuple) else value for name, value in defaults.items()}
+    fields = [field for field in _FIELDS if thinks or field["name"] != _THINKING]
+    return [{**field, "default": defaults.get(field["name"], field["default"])} for field in fields]

@@ -11,25 +11,26 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate, groupby
-from typing import Final, Literal
+from itertools import accumulate
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.process_collector import ProcessCollector
-from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 from starlette.responses import Response
 
-from paceline.observability import metric_table
 from paceline.observability import metric_table as table
 from paceline.observability.heartbeat import Heartbeat
 from paceline.observability.metric_table import Histogram, Kind, Metric, MetricsSnapshot, Sample
 from paceline.observability.metrics import Tally
 from paceline.server.api_errors import ApiError
 from paceline.server.request_context import SpelledHeader
+
+if TYPE_CHECKING:
+    from paceline.engine import EngineClient
 
 OTHER: Final = "other"
 """The route of requests that matched none, and of all beyond the maximum number of series."""
@@ -119,22 +120,21 @@ Value = Callable[[MetricsSnapshot], float]
 
 @dataclass(frozen=True, slots=True)
 class LlamaMetric:
-    """A metric and the function that computes it."""
+    """A metric of llama-server.
+
+    Attributes:
+        name: Its name.
+        kind: Its kind.
+        help: Its description.
+        value: Computes it.
+        seconds: Computes the seconds of a rate, the quotient of both increases since the last scrape; None: it is no rate.
+    """
 
     name: str
     kind: Literal["counter", "gauge"]
     help: str
     value: Value
-
-
-@dataclass(frozen=True, slots=True)
-class LlamaRate:
-    """A gauge: the quotient of two counters' increases since the last scrape."""
-
-    name: str
-    help: str
-    amount: Value
-    seconds: Value
+    seconds: Value | None = None
 
 
 def _number(metric: Metric) -> Value:
@@ -172,8 +172,8 @@ def _counter(name: str, text: str, value: Value) -> LlamaMetric:
     return LlamaMetric(f"llamacpp:{name}_total", "counter", text, value)
 
 
-def _gauge(name: str, text: str, value: Value) -> LlamaMetric:
-    return LlamaMetric(f"llamacpp:{name}", "gauge", text, value)
+def _gauge(name: str, text: str, value: Value, seconds: Value | None = None) -> LlamaMetric:
+    return LlamaMetric(f"llamacpp:{name}", "gauge", text, value, seconds)
 
 
 LLAMA_METRICS: Final = (
@@ -202,16 +202,14 @@ LLAMA_METRICS: Final = (
     _gauge("requests_processing", "Slots in which a sequence is.", _number(table.SLOTS_IN_USE)),
     _gauge("requests_deferred", "Requests that wait for their start.", _number(table.QUEUED)),
     _gauge("n_busy_slots_per_decode", "Slots in use at a pass, on average.", _busy_slots),
-)
-LLAMA_RATES: Final = (
-    LlamaRate(
-        "llamacpp:prompt_tokens_seconds",
+    _gauge(
+        "prompt_tokens_seconds",
         "Prompt tokens computed in a second of such passes, since the last scrape.",
         _number(table.PREFILL),
         _number(table.PREFILL_S),
     ),
-    LlamaRate(
-        "llamacpp:predicted_tokens_seconds",
+    _gauge(
+        "predicted_tokens_seconds",
         "Tokens that one stream got in a second, since the last scrape.",
         _count(table.ITL_S),
         _sum(table.ITL_S),
@@ -224,58 +222,57 @@ class LlamaMetrics:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._seen: dict[str, tuple[float, float]] = {}
+        self._seen: dict[tuple[str, str], tuple[float, float]] = {}
 
-    def samples(self, snapshot: MetricsSnapshot) -> Iterator[Sample]:
-        """Yield all samples in the order of the tables."""
+    def samples(self, snapshot: MetricsSnapshot, model: str = "") -> Iterator[Sample]:
+        """Yield all samples in the order of the table. model: its name, if there are several."""
         for metric in LLAMA_METRICS:
-            yield Sample(metric.name, metric.kind, (), metric.value(snapshot))
-        with self._lock:
-            rates = [(rate.name, self._rate(rate, snapshot)) for rate in LLAMA_RATES]
-        for name, value in rates:
-            yield Sample(name, "gauge", (), value)
-
-    def _rate(self, rate: LlamaRate, snapshot: MetricsSnapshot) -> float:
-        amount, seconds = rate.amount(snapshot), rate.seconds(snapshot)
-        amount_before, seconds_before = self._seen.get(rate.name, (0.0, 0.0))
-        self._seen[rate.name] = (amount, seconds)
-        return (amount - amount_before) / (seconds - seconds_before) if seconds > seconds_before else 0.0
+            value = metric.value(snapshot)
+            if metric.seconds is not None:
+                amount, seconds = value, metric.seconds(snapshot)
+                with self._lock:
+                    last_amount, last_seconds = self._seen.get((model, metric.name), (0.0, 0.0))
+                    self._seen[model, metric.name] = amount, seconds
+                value = (amount - last_amount) / (seconds - last_seconds) if seconds > last_seconds else 0.0
+            yield Sample(metric.name, metric.kind, (), value)
 
 
 ALIVE = "paceline_engine_alive"
 
-HANGS = "paceline_engine_hangs_total"
-
-_OF_HEARTBEAT: dict[str, tuple[str, Callable[[Heartbeat], float]]] = {  # help and value
+_OF_HEARTBEAT: dict[str, tuple[Kind, str, Callable[[Heartbeat], float]]] = {  # kind, help and value
     ALIVE: (
+        "gauge",
         "1 while the engine is idle or runs ticks, or a new worker process takes over; else 0.",
         lambda heartbeat: heartbeat.is_alive,
     ),
     "paceline_engine_sleeping": (
+        "gauge",
         "1 while the worker process is stopped because there are no requests (sleep_idle_s); else 0.",
         lambda heartbeat: heartbeat.state == "sleeping",
     ),
     "paceline_engine_crashes_in_a_row": (
+        "gauge",
         "Crashes of the worker process, none of which ran for a minute in between; 0 when the present one has.",
         lambda heartbeat: heartbeat.num_crashes,
     ),
     "paceline_engine_restart_wait_seconds": (
+        "gauge",
         "Until the worker process is started again; 0 while it runs or loads.",
         lambda heartbeat: heartbeat.restart_in_s or 0.0,
     ),
-    HANGS: (
+    "paceline_engine_hangs_total": (
+        "counter",
         "Worker processes that were killed because their heartbeats stopped (hang_timeout_s).",
         lambda heartbeat: heartbeat.num_hangs,
     ),
 }
-_KINDS_OF_HEARTBEAT: dict[str, Kind] = {name: "counter" if name == HANGS else "gauge" for name in _OF_HEARTBEAT}
 
 HELP = {
-    **{metric.name: metric.help for metric in metric_table.METRICS},
-    **{name: text for name, (text, _) in _OF_HEARTBEAT.items()},
+    **{metric.name: metric.help for metric in table.METRICS},
+    **{name: text for name, (_, text, _) in _OF_HEARTBEAT.items()},
     **HTTP_HELP,
     **ROUTER_HELP,
-    **{metric.name: metric.help for metric in (*LLAMA_METRICS, *LLAMA_RATES)},
+    **{metric.name: metric.help for metric in LLAMA_METRICS},
 }
 
 METRICS_OFF = ApiError(
@@ -288,108 +285,75 @@ _KINDS: dict[str, type[CounterMetricFamily | GaugeMetricFamily | HistogramMetric
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ScrapeResponse:
-    """The response to a scrape."""
-
-    body: bytes
-    content_type: str
-
-
-class Exposition:
-    """The metrics of one engine and its server. stats, heartbeat: the engine's; called on any thread, and may raise."""
-
-    def __init__(
-        self, stats: Callable[[], MetricsSnapshot], heartbeat: Callable[[], Heartbeat], http: HttpMetrics
-    ) -> None:
-        self._stats, self._heartbeat, self._http = stats, heartbeat, http
-        self._llama = LlamaMetrics()
-
-    def scrape(self, accept: str = "") -> ScrapeResponse:
-        """Return the text in the format that an Accept header asks for. Waits for the engine's metrics."""
-        return encode_metrics(self._families, accept, self._worker_families)
-
-    def _families(self) -> Iterator[Family]:
-        snapshot = self._stats()
-        samples = (
-            *snapshot,
-            *heartbeat_samples(self._heartbeat()),
-            *self._http.samples(),
-            *self._llama.samples(snapshot),
-        )
-        for _, group in groupby(samples, key=lambda sample: sample.name):
-            yield family(list(group))
-
-    def _worker_families(self) -> Iterator[Family]:
-        """Yield the process metrics; none if the system does not report them or the process has just died."""
-        pid = self._heartbeat().worker_pid
-        if pid is not None:
-            yield from worker_families(pid)
+def engine_metrics(
+    engine: EngineClient, http: HttpMetrics, llama: LlamaMetrics, accept: str = "", created: int = 0
+) -> Response:
+    """Return the response to a scrape of one engine and its server. Waits for the engine's metrics: not on an event loop."""
+    snapshot, heartbeat = engine.stats(), engine.heartbeat()
+    samples = (*snapshot, *heartbeat_samples(heartbeat), *http.samples(), *llama.samples(snapshot))
+    workers = () if heartbeat.worker_pid is None else worker_families(heartbeat.worker_pid)
+    return metrics_response(samples, accept, created, after=workers)
 
 
 def worker_families(pid: int) -> Iterable[Family]:
-    """Return memory, time and file descriptors of a worker process."""
+    """Return memory, time and file descriptors of a worker process, if the system reports them."""
     return ProcessCollector(namespace="paceline_worker", pid=lambda: pid, registry=None).collect()
-
-
-def encode_metrics(
-    families: Callable[[], Iterable[Family]], accept: str, more: Callable[[], Iterable[Family]] = tuple
-) -> ScrapeResponse:
-    """Return metrics in the format that an Accept header asks for, with those of this process before the last ones."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Families(families))
-    ProcessCollector(registry=registry)
-    registry.register(_Families(more))
-    encode, content_type = choose_encoder(accept)
-    return ScrapeResponse(encode(registry), content_type)
-
-
-class _Families(Collector):
-    """The families of one scrape, for the client library."""
-
-    def __init__(self, families: Callable[[], Iterable[Family]]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterable[Family]:
-        """Return one family per name."""
-        return self._families()
 
 
 def heartbeat_samples(heartbeat: Heartbeat) -> Iterator[Sample]:
     """Yield the metrics of a heartbeat."""
-    for name, (_, value) in _OF_HEARTBEAT.items():
-        yield Sample(name, _KINDS_OF_HEARTBEAT[name], (), value(heartbeat))
-
-
-def family(samples: list[Sample]) -> Family:
-    """Return samples of one name, which differ in their labels, as a family."""
-    first = samples[0]
-    made = _KINDS[first.kind](first.name, HELP[first.name], labels=[name for name, _ in first.labels])
-    for sample in samples:
-        labels = [value for _, value in sample.labels]
-        if isinstance(made, HistogramMetricFamily):
-            assert isinstance(sample.value, Histogram)  # noqa: S101 - a metric keeps its kind
-            made.add_metric(labels, _buckets(sample.value), sample.value.sum)
-        else:
-            assert not isinstance(sample.value, Histogram)  # noqa: S101
-            made.add_metric(labels, sample.value)
-    return made
-
-
-def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
-    """Return cumulative buckets, as the format has them, of bounds and counts."""
-    bounds = (*map(floatToGoString, histogram.bounds), "+Inf")
-    return list(zip(bounds, accumulate(histogram.counts), strict=True))
+    for name, (kind, _, value) in _OF_HEARTBEAT.items():
+        yield Sample(name, kind, (), value(heartbeat))
 
 
 _START = SpelledHeader(b"Process-Start-Time-Unix")
 
 
-def metrics_response(scraped: ScrapeResponse, created: int) -> Response:
-    """Return the response to a scrape, with llama-server's header for the server's start in Unix seconds."""
-    response = Response(scraped.body, headers={"content-type": scraped.content_type})
+def metrics_response(
+    samples: Iterable[Sample],
+    accept: str,
+    created: int,
+    *,
+    before: Iterable[Family] = (),
+    after: Iterable[Family] = (),
+) -> Response:
+    """Return the response to a scrape, with the metrics of this process.
+
+    Args:
+        samples: The samples; those of a name become one family.
+        accept: The Accept header, which decides about the format.
+        created: The server's start in Unix seconds, for llama-server's header.
+        before: Further families, before those of this process.
+        after: Further families, after those of this process.
+    """
+    by_name: dict[str, list[Sample]] = {}
+    for sample in samples:
+        by_name.setdefault(sample.name, []).append(sample)
+    families = [*map(_family, by_name.values()), *before, *ProcessCollector(registry=None).collect(), *after]
+    registry: Any = SimpleNamespace(collect=lambda: families)
+    encode, content_type = choose_encoder(accept)
+    response = Response(encode(registry), headers={"content-type": content_type})
     response.raw_headers.append((_START, b"%d" % created))
     return response
+
+
+def _family(samples: list[Sample]) -> Family:
+    """Return samples of one name, which differ in their labels, as a family."""
+    first = samples[0]
+    family = _KINDS[first.kind](first.name, HELP[first.name], labels=[name for name, _ in first.labels])
+    for sample in samples:
+        labels = [value for _, value in sample.labels]
+        if isinstance(family, HistogramMetricFamily):
+            assert isinstance(sample.value, Histogram)  # noqa: S101 - a metric keeps its kind
+            bounds = (*map(floatToGoString, sample.value.bounds), "+Inf")
+            buckets = list(
+                zip(bounds, accumulate(sample.value.counts), strict=True)
+            )  # cumulative, as the format has them
+            family.add_metric(labels, buckets, sample.value.sum)
+        else:
+            assert not isinstance(sample.value, Histogram)  # noqa: S101
+            family.add_metric(labels, sample.value)
+    return family
 
 
 _INTRODUCTION = """\
@@ -419,30 +383,16 @@ of every stream; the two rates are means since the last scrape, as there, so tha
 
 def markdown() -> str:
     """Return the text of `docs/prometheus.md`."""
-    kinds = {SECONDS: "histogram", STREAMS: "gauge", **_KINDS_OF_HEARTBEAT}
+    kinds = {SECONDS: "histogram", STREAMS: "gauge", **{name: kind for name, (kind, _, _) in _OF_HEARTBEAT.items()}}
     server = [(name, kinds.get(name, "counter"), HELP[name]) for name in (*_OF_HEARTBEAT, *HTTP_HELP)]
     llama = [(metric.name, metric.kind, metric.help) for metric in LLAMA_METRICS]
-    llama += [(rate.name, "gauge", rate.help) for rate in LLAMA_RATES]
     router = [(name, "gauge", text) for name, text in ROUTER_HELP.items()]
-    return "\n".join(
-        [
-            _INTRODUCTION,
-            "## The server's own",
-            "",
-            *_table(server),
-            "",
-            "## Several models",
-            "",
-            _SEVERAL,
-            *_table(router),
-            "",
-            "## `llamacpp:*`",
-            "",
-            _LLAMA,
-            *_table(llama),
-            "",
-        ]
+    parts = (
+        (_INTRODUCTION, "## The server's own", "", *_table(server), ""),
+        ("## Several models", "", _SEVERAL, *_table(router), ""),
+        ("## `llamacpp:*`", "", _LLAMA, *_table(llama), ""),
     )
+    return "\n".join(line for part in parts for line in part)
 
 
 def _table(rows: Iterable[tuple[str, str, str]]) -> Iterator[str]:

@@ -37,7 +37,7 @@ from paceline.server.api_errors import (
 )
 from paceline.server.dialects.responses.response_store import ResponseStore
 from paceline.server.engine_watch import EndReason, EngineWatch
-from paceline.server.exposition import HttpMetrics
+from paceline.server.exposition import HttpMetrics, LlamaMetrics
 from paceline.server.in_flight import (
     ByteBudget,
     ByteReservation,
@@ -108,6 +108,7 @@ class Server(ABC):
         kept: State for clients that come back.
         in_flight: The HTTP requests in progress.
         http_metrics: Counters of HTTP requests.
+        llama_metrics: Computes llama-server's metrics.
         body_budget: The bytes of the bodies of all requests in flight, which tenants share if there are several.
         page: The web page.
         is_draining: Whether the server accepts no new requests.
@@ -117,7 +118,7 @@ class Server(ABC):
     def __init__(self, settings: ServerSettings, names: tuple[str, ...], kept: KeptForClients | None = None) -> None:
         self.settings, self.names, self.created = settings, names, int(time.time())
         self.kept = KeptForClients(settings) if kept is None else kept
-        self.in_flight, self.http_metrics = InFlight(), HttpMetrics()
+        self.in_flight, self.http_metrics, self.llama_metrics = InFlight(), HttpMetrics(), LlamaMetrics()
         total = settings.max_total_body_bytes
         max_bytes = _DEFAULT_BODIES * settings.max_body_bytes if total is None else total
         self.body_budget = ByteBudget(max_bytes, is_shared=has_tenants(settings.api_keys))

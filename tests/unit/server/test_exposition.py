@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open_metrics
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.responses import Response
 from tests.engine_world import World
 
 from paceline.observability.heartbeat import Heartbeat
 from paceline.observability.metric_table import NAMES, Histogram, MetricsSnapshot
 from paceline.server import exposition
-from paceline.server.exposition import ALIVE, OTHER, Exposition, HttpMetrics, LlamaMetrics
+from paceline.server.exposition import ALIVE, OTHER, HttpMetrics, LlamaMetrics, engine_metrics
 
 PAGE = Path(__file__).parents[3] / "docs" / "prometheus.md"
 LLAMA = (
@@ -51,9 +53,10 @@ def busy_world() -> World:
     return world
 
 
-def exposed(snapshot: MetricsSnapshot, http: HttpMetrics | None = None, **heart: Any) -> Exposition:
+def exposed(snapshot: MetricsSnapshot, http: HttpMetrics | None = None, accept: str = "", **heart: Any) -> Response:
     beat = Heartbeat(**{"is_alive": True, "state": "idle", "state_s": 0.0, **heart})
-    return Exposition(lambda: snapshot, lambda: beat, http or HttpMetrics())
+    engine: Any = SimpleNamespace(stats=lambda: snapshot, heartbeat=lambda: beat)
+    return engine_metrics(engine, http or HttpMetrics(), LlamaMetrics(), accept)
 
 
 def values(text: str, parse: Any = text_string_to_metric_families) -> Values:
@@ -100,8 +103,8 @@ def exposed_by(snapshot: MetricsSnapshot) -> Values:
 def test_the_text_holds_what_was_counted(accept: str, content_type: str, parse: Any) -> None:
     """Each number and each bucket of a snapshot is read back by the library's own parser, in the format that was asked for."""
     snapshot = busy_world().metrics.snapshot()
-    response = exposed(snapshot).scrape(accept)
-    assert response.content_type.startswith(content_type)
+    response = exposed(snapshot, accept=accept)
+    assert response.headers["content-type"].startswith(content_type)
     found = values(response.body.decode(), parse)
     ours = {place: value for place, value in found.items() if place[0].startswith(tuple(NAMES))}
     if parse is text_string_to_metric_families:  # OpenMetrics writes bounds in another way
@@ -112,7 +115,7 @@ def test_the_text_holds_what_was_counted(accept: str, content_type: str, parse: 
 
 def test_names_are_a_promise() -> None:
     """Ours, llama-server's, the process's: dashboards rely on them."""
-    text = exposed(busy_world().metrics.snapshot()).scrape().body.decode()
+    text = exposed(busy_world().metrics.snapshot()).body.decode()
     families = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
     assert len(set(families)) == len(families)
     assert [name for name in families if name.startswith("llamacpp:")] == list(LLAMA)
@@ -132,7 +135,7 @@ def test_llama_server_s_metrics_have_the_values_of_ours() -> None:
             embedding_s = sample.value.sum
     assert embedded > 0
     assert embedding_s > 0
-    found = {name: value for (name, _), value in values(exposed(snapshot).scrape().body.decode()).items()}
+    found = {name: value for (name, _), value in values(exposed(snapshot).body.decode()).items()}
     assert found["llamacpp:prompt_tokens_total"] == snapshot.number("paceline_prefill_tokens_total") + embedded
     assert found["llamacpp:prompt_tokens_cached_total"] == snapshot.number("paceline_prefix_hit_tokens_total") > 0
     assert found["llamacpp:prompt_seconds_total"] == snapshot.number("paceline_prefill_seconds_total") + embedding_s
@@ -152,7 +155,7 @@ def test_requests_that_run_and_wait_are_counted_apart() -> None:
     for _ in range(5):
         world.submit("on and on", max_tokens=None)
     world.tick(2)
-    found = values(exposed(world.metrics.snapshot()).scrape().body.decode())
+    found = values(exposed(world.metrics.snapshot()).body.decode())
     assert (found["llamacpp:requests_processing", ()], found["llamacpp:requests_deferred", ()]) == (2, 3)
 
 
@@ -193,7 +196,7 @@ def test_the_servers_own_counts_are_exposed_too() -> None:
 
 
 def counted(http: HttpMetrics) -> Values:
-    return values(exposed(World().metrics.snapshot(), http).scrape().body.decode())
+    return values(exposed(World().metrics.snapshot(), http).body.decode())
 
 
 def test_strangers_cannot_fill_memory_with_places() -> None:
@@ -210,15 +213,15 @@ def test_strangers_cannot_fill_memory_with_places() -> None:
 def test_a_worker_has_process_metrics_while_there_is_one() -> None:
     """Any process will do here: this one."""
     snapshot = World().metrics.snapshot()
-    there = values(exposed(snapshot, worker_pid=os.getpid()).scrape().body.decode())
+    there = values(exposed(snapshot, worker_pid=os.getpid()).body.decode())
     assert there["paceline_worker_process_open_fds", ()] > 0
-    gone = values(exposed(snapshot, worker_pid=None).scrape().body.decode())
+    gone = values(exposed(snapshot, worker_pid=None).body.decode())
     assert not [name for name, _ in gone if name.startswith("paceline_worker")]
 
 
 def test_an_engine_that_is_not_alive_is_a_zero() -> None:
     """For alarms."""
-    found = values(exposed(World().metrics.snapshot(), is_alive=False).scrape().body.decode())
+    found = values(exposed(World().metrics.snapshot(), is_alive=False).body.decode())
     assert found[ALIVE, ()] == 0
 
 

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Annotated, Any, Final
 
 from fastapi import FastAPI, Query
@@ -54,10 +53,6 @@ from paceline.server.exposition import (
     MODEL_LOADED,
     MODEL_USERS,
     MODEL_WAITING,
-    LlamaMetrics,
-    ScrapeResponse,
-    encode_metrics,
-    family,
     heartbeat_samples,
     metrics_response,
     worker_families,
@@ -419,63 +414,37 @@ class RouterService(Server):
         return any(found)
 
 
-class RouterExposition:
-    """The metrics of a router."""
-
-    def __init__(self, service: RouterService) -> None:
-        self._service = service
-        self._llama: dict[str, LlamaMetrics] = {}
-
-    async def scrape(self, accept: str = "") -> ScrapeResponse:
-        """Return the text in the format that an Accept header asks for.
-
-        The manager is read on the event loop, its own; engines, which may wait for their workers, in a thread.
-        """
-        models = self._service.models
-        families = partial(self._families, models.manager.statuses(), models.all_ready())
-        return await asyncio.to_thread(encode_metrics, families, accept)
-
-    def _families(self, statuses: Sequence[ModelStatus], ready: Mapping[str, Service]) -> Iterator[Family]:
-        """Yield all metrics, each with the samples of all models."""
-        by_name: dict[str, list[Sample]] = {}
-        for sample in self._samples(statuses, ready):
-            by_name.setdefault(sample.name, []).append(sample)
-        for samples in by_name.values():
-            yield family(samples)
-        yield from _worker_families(statuses)
-
-    def _samples(self, statuses: Sequence[ModelStatus], ready: Mapping[str, Service]) -> Iterator[Sample]:
-        for status in statuses:
-            label = (("model", status.name),)
-            yield Sample(MODEL_LOADED, "gauge", label, status.is_loaded)
-            yield Sample(MODEL_USERS, "gauge", label, status.num_users)
-            yield Sample(MODEL_WAITING, "gauge", label, status.num_waiting)
-            yield Sample(MODEL_BYTES, "gauge", label, status.taken_bytes or 0)
-        yield from self._service.http_metrics.samples()
-        for name, service in ready.items():
-            with suppress(PacelineError, ApiException):  # it has ended meanwhile
-                engine = service.engine()
-                snapshot, heartbeat = engine.stats(), engine.heartbeat()
-                llama = self._llama.setdefault(name, LlamaMetrics()).samples(snapshot)
-                for sample in (*snapshot, *heartbeat_samples(heartbeat), *llama):
-                    yield Sample(sample.name, sample.kind, (("model", name), *sample.labels), sample.value)
+def _samples(service: RouterService, statuses: Sequence[ModelStatus], ready: Mapping[str, Service]) -> Iterator[Sample]:
+    for status in statuses:
+        label = (("model", status.name),)
+        yield Sample(MODEL_LOADED, "gauge", label, status.is_loaded)
+        yield Sample(MODEL_USERS, "gauge", label, status.num_users)
+        yield Sample(MODEL_WAITING, "gauge", label, status.num_waiting)
+        yield Sample(MODEL_BYTES, "gauge", label, status.taken_bytes or 0)
+    yield from service.http_metrics.samples()
+    for name, model in ready.items():
+        with suppress(PacelineError, ApiException):  # it has ended meanwhile
+            engine = model.engine()
+            snapshot, heartbeat = engine.stats(), engine.heartbeat()
+            llama = service.llama_metrics.samples(snapshot, name)
+            for sample in (*snapshot, *heartbeat_samples(heartbeat), *llama):
+                yield Sample(sample.name, sample.kind, (("model", name), *sample.labels), sample.value)
 
 
 def _worker_families(statuses: Sequence[ModelStatus]) -> Iterator[Family]:
     """Yield memory, time and file descriptors of all worker processes."""
-    found: dict[str, Family] = {}
+    families: dict[str, Family] = {}
     for status in statuses:
         for metric in () if status.worker_pid is None else worker_families(status.worker_pid):
             samples = [sample._replace(labels={"model": status.name}) for sample in metric.samples]
             metric.samples = []
-            found.setdefault(metric.name, metric).samples += samples
-    yield from found.values()
+            families.setdefault(metric.name, metric).samples += samples
+    yield from families.values()
 
 
 def _metrics_routes(service: RouterService) -> Routes:
     """Return /metrics, which loads no model."""
     router = Routes(RouteFacts(model="named", loads_model=False), tags=["observability"])
-    exposition = RouterExposition(service)
 
     @router.get(
         "/metrics", summary="Counters and histograms of all models", responses=PLAIN_TEXT, response_class=Response
@@ -484,7 +453,12 @@ def _metrics_routes(service: RouterService) -> Routes:
         """Return the metrics of all loaded models with the label `model`; with ?model=NAME one's, without it."""
         if not service.settings.metrics:
             raise ApiException(METRICS_OFF)
-        scraped = await exposition.scrape(request.headers.get("accept", ""))
-        return metrics_response(scraped, service.created)
+        statuses, ready = service.models.manager.statuses(), service.models.all_ready()
+
+        def scrape() -> Response:
+            samples, workers = _samples(service, statuses, ready), _worker_families(statuses)
+            return metrics_response(samples, request.headers.get("accept", ""), service.created, before=workers)
+
+        return await asyncio.to_thread(scrape)  # engines may wait for their workers
 
     return router
