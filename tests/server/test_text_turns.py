@@ -41,7 +41,7 @@ class Tokenised:
 
 
 def queue_of(world: World) -> TurnQueue:
-    return world.server.service.body_budget.texts.queue_for(MAX_TEXT_BYTES)
+    return world.server.service.body_budget.texts_queue(MAX_TEXT_BYTES)
 
 
 @contextmanager
@@ -109,7 +109,7 @@ def test_a_resumable_completion_outlives_a_client_that_leaves_before_its_turn(
     server: RunningServer, client: httpx.Client
 ) -> None:
     """The stream is there for the client that comes back."""
-    queue = server.service.body_budget.texts.queue_for(MAX_TEXT_BYTES)
+    queue = server.service.body_budget.texts_queue(MAX_TEXT_BYTES)
     body = {"prompt": LARGE, "truncate": "left", "n_predict": 2, "stream": True, "ignore_eos": True}
     server.call(lambda: queue.enter("another", MAX_TEXT_BYTES))
     try:

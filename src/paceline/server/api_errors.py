@@ -30,7 +30,7 @@ COMPLETE_FINISH_REASONS = frozenset(FinishReason) - FAILED_FINISH_REASONS
 """Finish reasons of complete responses. Their values are OpenAI's terms."""
 
 DEFAULT_RETRY_S = 1
-"""Retry-After in seconds where there is no estimate."""
+"""Retry-After in seconds without an estimate."""
 
 CLIENT_CLOSED = 499
 """Status after a disconnection or cancellation; only a client that cancelled by id receives it."""
@@ -65,19 +65,23 @@ class ApiError:
 
 
 class ApiException(HTTPException):
-    """Carries an `ApiError` from a route or a middleware to the exception handler."""
+    """Carries an `ApiError` from a route or a middleware to the exception handler.
 
-    def __init__(self, api_error: ApiError) -> None:
+    Attributes:
+        health: Members of /health during this error.
+    """
+
+    def __init__(self, api_error: ApiError, **health: Any) -> None:
         super().__init__(api_error.status, api_error.message)
-        self.api_error = api_error
+        self.api_error, self.health = api_error, health
 
 
 class ModelLoading(ApiException):
-    """The model is being loaded. progress: 0 to 1. remaining_s: estimate of how long it still takes."""
+    """The model is being loaded. progress: 0 to 1. remaining_s: an estimate."""
 
     def __init__(self, progress: float, remaining_s: int = DEFAULT_RETRY_S) -> None:
-        super().__init__(ApiError(503, "unavailable_error", "loading", "Loading model", retry_after_s=remaining_s))
-        self.progress = progress
+        api_error = ApiError(503, "unavailable_error", "loading", "Loading model", retry_after_s=remaining_s)
+        super().__init__(api_error, status="loading", progress=round(progress, 4))
 
 
 class ModelLoadFailed(ApiException):
@@ -86,7 +90,8 @@ class ModelLoadFailed(ApiException):
     def __init__(self, error: BaseException) -> None:
         cause = api_error_of(error)
         message = strip_folders(cause.message)  # the client of this request is not at fault
-        super().__init__(replace(cause, status=503, type="unavailable_error", message=message, retry_after_s=None))
+        api_error = replace(cause, status=503, type="unavailable_error", message=message, retry_after_s=None)
+        super().__init__(api_error, status="failed")
 
 
 class WorkerCrashLoop(ApiException):
@@ -96,8 +101,8 @@ class WorkerCrashLoop(ApiException):
         until = "the next one loads" if restart_in_s is None else f"restart in {restart_in_s:.1f} s"
         message = f"the engine's worker process crashed {num_crashes} times in a row; {until}"
         estimate_wait_s = max(DEFAULT_RETRY_S, math.ceil(restart_in_s or 0))
-        super().__init__(ApiError(503, "unavailable_error", "crash_loop", message, retry_after_s=estimate_wait_s))
-        self.num_crashes = num_crashes
+        api_error = ApiError(503, "unavailable_error", "crash_loop", message, retry_after_s=estimate_wait_s)
+        super().__init__(api_error, status="crash_loop", crashes=num_crashes)
 
 
 class WorkerHung(ApiException):
@@ -105,7 +110,8 @@ class WorkerHung(ApiException):
 
     def __init__(self) -> None:
         message = "the engine's worker process hung and is replaced; requests wait for the next one"
-        super().__init__(ApiError(503, "unavailable_error", "worker_hung", message, retry_after_s=DEFAULT_RETRY_S))
+        api_error = ApiError(503, "unavailable_error", "worker_hung", message, retry_after_s=DEFAULT_RETRY_S)
+        super().__init__(api_error, status="hung")
 
 
 class ServerDraining(ApiException):

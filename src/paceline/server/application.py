@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -23,8 +23,6 @@ from paceline.server.api_errors import (
     ApiException,
     ModelLoadFailed,
     ModelLoading,
-    WorkerCrashLoop,
-    WorkerHung,
     llama_error_body,
 )
 from paceline.server.dialects.anthropic import anthropic_routes
@@ -48,6 +46,8 @@ from paceline.server.request_context import SERVICE, HttpMiddleware
 from paceline.server.routes import RouteFacts, Routes, error_response, facts_of
 from paceline.server.service import Front, Server, Service
 from paceline.server.settings import ServerSettings, has_tenants
+
+Endpoint = Callable[[], Awaitable[Response]]
 
 _ENGINE_DEAD = ApiError(503, "unavailable_error", "engine_dead", "the engine has ended or hangs; restart the server")
 
@@ -78,7 +78,7 @@ def build_app(settings: ServerSettings, llm: Front | None = None) -> FastAPI:
     """
     service = Service(settings, llm)
     own = (
-        health_routes(service),
+        _health_of_model(service),
         start_page_routes(settings, service.page, lambda: server_facts(service)),
         engine_routes.page_routes(settings, lambda: [engine_routes.model_entry(service)], is_router=False),
         openai_routes.cancel_routes(service.request_registry.cancel, openai_routes.CANCEL),
@@ -180,13 +180,27 @@ def server_middleware(service: Server) -> list[Middleware]:
     ]
 
 
-def health_routes(service: Service) -> Routes:
-    """Return /health, /v1/health, /health/live and /health/ready."""
+def health_routes(health: Endpoint, live: Endpoint, ready: Endpoint, *summaries: str) -> Routes:
+    """Return /health, /v1/health, /health/live and /health/ready. summaries: of the first and the third."""
     router = Routes(RouteFacts(public=True, is_counted=False), tags=["health"])
+    router.add("GET", "/health", health, summary=summaries[0])
+    router.add("GET", "/v1/health", health, errors=OPENAI_FORM, summary="As /health")
+    router.add("GET", "/health/live", live, summary=summaries[1])
+    router.add("GET", "/health/ready", ready, summary="Whether a request would be accepted")
+    return router
+
+
+def _health_of_model(service: Service) -> Routes:
 
     async def health() -> Response:
         """200 once the model is loaded; 503 with the progress before, in a crash loop, and while a worker hangs."""
-        return _health(service)
+        try:
+            if service.engine().is_closed:
+                return _unavailable(_ENGINE_DEAD, status="ended")
+            service.check_worker()
+        except ApiException as error:
+            return _unavailable(error.api_error, **error.health)
+        return JSONResponse({"status": "ok"})
 
     async def live() -> Response:
         """200 also while it loads, idles, computes a long pass or restarts its worker; 503 where it has ended or hangs."""
@@ -208,28 +222,7 @@ def health_routes(service: Service) -> Routes:
             return _unavailable(error.api_error)
         return JSONResponse({"status": "ok"})
 
-    router.add("GET", "/health", health, summary="Whether the model is loaded")
-    router.add("GET", "/v1/health", health, errors=OPENAI_FORM, summary="As /health")
-    router.add("GET", "/health/live", live, summary="Whether the engine is alive")
-    router.add("GET", "/health/ready", ready, summary="Whether a request would be accepted")
-    return router
-
-
-def _health(service: Service) -> Response:
-    try:
-        engine = service.engine()
-        if engine.is_closed:
-            return _unavailable(_ENGINE_DEAD, status="ended")
-        service.check_worker()
-    except ModelLoading as loading:
-        return _unavailable(loading.api_error, status="loading", progress=round(loading.progress, 4))
-    except ModelLoadFailed as failed:
-        return _unavailable(failed.api_error, status="failed")
-    except WorkerCrashLoop as looping:
-        return _unavailable(looping.api_error, status="crash_loop", crashes=looping.num_crashes)
-    except WorkerHung as hung:
-        return _unavailable(hung.api_error, status="hung")
-    return JSONResponse({"status": "ok"})
+    return health_routes(health, live, ready, "Whether the model is loaded", "Whether the engine is alive")
 
 
 def _unavailable(api_error: ApiError, **more: Any) -> Response:

@@ -209,7 +209,7 @@ def _chat_facts(service: Service) -> dict[str, bool] | None:
     return None
 
 
-def _field(  # noqa: PLR0913 - the members of the page's JSON
+def _field(  # noqa: PLR0913, PLR0917 - the members of the page's JSON
     name: str,
     label: str,
     group: str | None,

@@ -51,19 +51,11 @@ class InFlight:
 
 
 class RegisteredRequest(Protocol):
-    """A request that can be found by its id and cancelled."""
+    """A request that can be found by its id and cancelled. num_parts: the number of its engine requests."""
 
-    @property
-    def request_id(self) -> str:
-        """The value of X-Request-Id."""
-
-    @property
-    def tenant(self) -> str:
-        """The owner of its API key."""
-
-    @property
-    def num_parts(self) -> int:
-        """Number of engine requests that it consists of."""
+    request_id: str
+    tenant: str
+    num_parts: int
 
     def cancel(self) -> None:
         """Cancel it; its stream ends with a terminal event."""
@@ -113,10 +105,12 @@ class RequestRegistry:
 
     def cancel(self, request_id: str, tenant: str | None = None) -> bool:
         """Cancel all requests with this id, of one tenant if given; return whether there was any."""
-        found = [request for request in self._by_id.get(request_id, ()) if tenant is None or request.tenant == tenant]
-        for request in found:
+        requests = [
+            request for request in self._by_id.get(request_id, ()) if tenant is None or request.tenant == tenant
+        ]
+        for request in requests:
             request.cancel()
-        return bool(found)
+        return bool(requests)
 
     def cancel_all(self) -> None:
         """Cancel every request."""
@@ -168,8 +162,8 @@ class CompletionRate:
 
 
 def estimate_remaining_s(share: float, elapsed_s: float) -> int:
-    """Return how long work goes on of which a share (0 to 1) took `elapsed_s`, in whole seconds from 1 to 60."""
-    return _whole_seconds(elapsed_s * (1 - share) / share) if share > 0 else _whole_seconds(elapsed_s)
+    """Return the remaining time of work if a share of it (0 to 1) took `elapsed_s`, in whole seconds from 1 to 60."""
+    return _whole_seconds(elapsed_s * (1 - share) / share if share > 0 else elapsed_s)
 
 
 def _whole_seconds(seconds: float) -> int:
@@ -181,21 +175,26 @@ class ByteBudget:
 
     Attributes:
         max_bytes: The bytes of all requests together.
-        free_bytes: How many of them no request has.
-        texts: The bytes of texts that are tokenised at once.
-        is_shared: Whether one tenant leaves room for others. The only body of a tenant may take all free bytes; the bodies of a
-            tenant that has several may take as many bytes together as stay free.
+        free_bytes: The bytes that no request has.
+        is_shared: Whether one tenant leaves room for others. The only body of a tenant may take all free bytes; several bodies of
+            a tenant may take as many bytes together as stay free.
+        small_texts: The texts of small requests that are rendered and tokenised at once.
+        large_texts: The same of large requests.
     """
 
     def __init__(self, max_bytes: int, *, is_shared: bool = False) -> None:
         self.max_bytes = self.free_bytes = max_bytes
         self.is_shared = is_shared
-        self.texts = TextBudget()
+        self.small_texts, self.large_texts = TurnQueue(MAX_SMALL_TEXTS_BYTES), TurnQueue(MAX_TEXT_BYTES)
         self._num_bytes: Counter[str] = Counter()
 
     def reserve(self, tenant: str = "") -> ByteReservation:
         """Return a reservation of no bytes yet."""
         return ByteReservation(self, tenant)
+
+    def texts_queue(self, num_bytes: int) -> TurnQueue:
+        """Return the queue in which a request waits until its texts, of so many bytes, are tokenised."""
+        return self.small_texts if num_bytes <= SMALL_TEXT_BYTES else self.large_texts
 
     def has_room(self, tenant: str, num_bytes: int, num_own: int) -> bool:
         """Return whether a tenant may take `num_bytes` more for a body that has `num_own`."""
@@ -212,45 +211,31 @@ class ByteBudget:
 
 
 class ByteReservation:
-    """One request's part of a `ByteBudget`; a context manager, which releases it."""
+    """One request's bytes of a budget; a context manager, which releases them."""
 
     current: Final[ContextVar[ByteReservation | None]] = ContextVar("byte_reservation", default=None)
-    """Of the request that is being served, for what is read besides its body."""
+    """Of the request that is being served, for data that are read besides its body."""
 
     def __init__(self, budget: ByteBudget, tenant: str) -> None:
-        self._budget, self._tenant, self._num_bytes = budget, tenant, 0
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that the request has."""
-        return self._num_bytes
-
-    @property
-    def texts(self) -> TextBudget:
-        """The budget that all requests share to tokenise their texts."""
-        return self._budget.texts
-
-    @property
-    def max_bytes(self) -> int:
-        """The most bytes of all requests together."""
-        return self._budget.max_bytes
+        self.budget, self.num_bytes = budget, 0
+        self._tenant = tenant
 
     def has_room(self, num_bytes: int) -> bool:
         """Return whether `num_bytes` more can be reserved now."""
-        return self._budget.has_room(self._tenant, num_bytes, self._num_bytes)
+        return self.budget.has_room(self._tenant, num_bytes, self.num_bytes)
 
     def grow(self, num_bytes: int) -> bool:
         """Reserve `num_bytes` more; return False, and reserve none, if fewer are free."""
         if not self.has_room(num_bytes):
             return False
-        self._budget.take(self._tenant, num_bytes)
-        self._num_bytes += num_bytes
+        self.budget.take(self._tenant, num_bytes)
+        self.num_bytes += num_bytes
         return True
 
     def release(self) -> None:
         """Release all bytes. Idempotent."""
-        self._budget.take(self._tenant, -self._num_bytes)
-        self._num_bytes = 0
+        self.budget.take(self._tenant, -self.num_bytes)
+        self.num_bytes = 0
 
     def __enter__(self) -> Self:
         self._token = self.current.set(self)
@@ -271,22 +256,11 @@ MAX_SMALL_TEXTS_BYTES: Final = 1 << 20
 """The same of small requests."""
 
 
-class TextBudget:
-    """The bytes of texts that are rendered and tokenised at once, in one queue for small and one for large requests."""
-
-    def __init__(self) -> None:
-        self._small, self._large = TurnQueue(MAX_SMALL_TEXTS_BYTES), TurnQueue(MAX_TEXT_BYTES)
-
-    def queue_for(self, num_bytes: int) -> TurnQueue:
-        """Return the queue of a request of `num_bytes`."""
-        return self._small if num_bytes <= SMALL_TEXT_BYTES else self._large
-
-
 class TurnQueue:
     """Requests that share a number of bytes; a request waits until there is room for it.
 
-    Tenants take turns, and the requests of one tenant are served in order. A tenant has at most half of the bytes, unless it has
-    one request under way. A request with more bytes than there are counts as all of them.
+    Tenants take turns, and the requests of one tenant are served in order. A tenant with several requests under way has at most
+    half of the bytes. A request with more bytes than there are counts as all of them.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -320,7 +294,7 @@ class TurnQueue:
             pass
 
     def _begin_turn(self) -> bool:
-        """Begin the next turn if there is room. No request overtakes another that only waits for bytes to become free."""
+        """Begin the next turn if there is room. No request overtakes a request that waits for free bytes alone."""
         for tenant, queue in tuple(self._waiting.items()):
             while queue and queue[0][1].done():
                 queue.popleft()
@@ -328,7 +302,8 @@ class TurnQueue:
                 del self._waiting[tenant]
                 continue
             num_bytes, turn = queue[0]
-            if not self._has_share(tenant, num_bytes):
+            running = self._running[tenant]
+            if running and running + num_bytes > self._max_bytes // 2:
                 continue
             if num_bytes > self._free_bytes:
                 return False
@@ -340,10 +315,6 @@ class TurnQueue:
             turn.set_result(None)
             return True
         return False
-
-    def _has_share(self, tenant: str, num_bytes: int) -> bool:
-        running = self._running[tenant]
-        return running == 0 or running + num_bytes <= self._max_bytes // 2
 
     def _count(self, tenant: str, num_bytes: int) -> None:
         self._free_bytes -= num_bytes

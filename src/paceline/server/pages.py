@@ -1,11 +1,11 @@
-"""HTML pages: / is the web page, or a list of links where there is none; /docs, the OpenAPI document, which runs no scripts."""
+"""HTML pages: / is the web page or a list of links, /docs is the OpenAPI document, which runs no scripts."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from html import escape
 from typing import Any, Final
 
@@ -42,7 +42,7 @@ def start_page_routes(settings: ServerSettings, page: WebPage, facts: Callable[[
 
 
 def _links_page(settings: ServerSettings, why: str, facts: list[tuple[str, str]], root: str) -> HTMLResponse:
-    """Return a page without a script. why: there is nothing better."""
+    """Return a page without scripts. why: the reason why there is no web page."""
     links = {"/health": "health", "/v1/models": "models"}
     if settings.docs:
         links["/docs"] = "API documentation"
@@ -55,7 +55,7 @@ def _links_page(settings: ServerSettings, why: str, facts: list[tuple[str, str]]
 
 
 async def file_response(files: PageFiles, path: str, request: Request) -> Response:
-    """Return a file of the web page that there is."""
+    """Return an existing file of the web page."""
     found = await files.get(path, request.headers)
     if found.path is not None:
         return FileResponse(found.path, found.status, found.headers)
@@ -140,7 +140,7 @@ def document_routes(app: FastAPI, *, strict_fields: bool = False) -> list[Route]
 
 
 class MissingDocumentRoute(DocumentRoute):
-    """A path of the API's document on a server without it: 404 without a key. A file of the web page wins over it."""
+    """A path of the API's document on a server without it: 404, also without a key. A file of the web page wins over it."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path, self._send, include_in_schema=False)
@@ -156,7 +156,7 @@ class MissingDocumentRoute(DocumentRoute):
 
 Schema = Mapping[str, Any]
 
-_OURS: Final = "paceline's own"  # how descriptions begin of fields that no other server has
+_OURS: Final = "paceline's own"  # begins the descriptions of fields that no other server has
 _METHODS: Final = ("get", "head", "post", "put", "patch", "delete")
 _BOUNDS: Final = {
     "minimum": "≥ {}",
@@ -194,80 +194,66 @@ def _page(title: str, body: str) -> str:
 def api_page(document: Mapping[str, Any], root: str = "") -> str:
     """Return an OpenAPI document as HTML. root: the prefix of the server's routes."""
     title = escape(f"{document['info']['title']} {document['info']['version']}")
-    operations = list(_operations(document))
-    tags = list(dict.fromkeys(tag for tag, *_ in operations))
-    schemas: Mapping[str, Schema] = document.get("components", {}).get("schemas", {})
-    bodies = "".join(_schema(name, schema) for name, schema in schemas.items())
-    body = f"""<h1>{title}</h1>
-<p>All routes of this server. The same for programs: <a href="{escape(root)}/openapi.json">openapi.json</a>.
-State of this server: <a href="{escape(root)}/">start page</a>.</p>
-<p>{" · ".join(f'<a href="#{_anchor(tag)}">{escape(tag)}</a>' for tag in [*tags, "Bodies"])}</p>
-{"".join(_group(tag, [operation for operation in operations if operation[0] == tag]) for tag in tags)}
-<h2 id="bodies">Bodies</h2>
-{bodies}
-"""
-    return _page(f"{title}: API", body)
-
-
-def _operations(document: Mapping[str, Any]) -> Iterator[tuple[str, str, str, Schema]]:
-    """Yield tag, method, path and description."""
+    groups: dict[str, list[str]] = {}
     for path, methods in document["paths"].items():
         for method in _METHODS:
             if method in methods:
-                yield (methods[method].get("tags") or ["others"])[0], method.upper(), path, methods[method]
-
-
-def _group(tag: str, operations: list[tuple[str, str, str, Schema]]) -> str:
-    shown = "".join(_operation(method, path, described) for _, method, path, described in operations)
-    return f'<h2 id="{_anchor(tag)}">{escape(tag)}</h2>{shown}'
+                tag = (methods[method].get("tags") or ["others"])[0]
+                groups.setdefault(tag, []).append(_operation(method.upper(), path, methods[method]))
+    shown = (f'<h2 id="{_anchor(tag)}">{escape(tag)}</h2>{"".join(group)}' for tag, group in groups.items())
+    schemas: Mapping[str, Schema] = document.get("components", {}).get("schemas", {})
+    body = f"""<h1>{title}</h1>
+<p>All routes of this server. The same for programs: <a href="{escape(root)}/openapi.json">openapi.json</a>.
+State of this server: <a href="{escape(root)}/">start page</a>.</p>
+<p>{" · ".join(f'<a href="#{_anchor(tag)}">{escape(tag)}</a>' for tag in [*groups, "Bodies"])}</p>
+{"".join(shown)}
+<h2 id="bodies">Bodies</h2>
+{"".join(_schema(name, schema) for name, schema in schemas.items())}
+"""
+    return _page(f"{title}: API", body)
 
 
 def _operation(method: str, path: str, described: Schema) -> str:
     head = f"<b>{method}</b><code>{escape(path)}</code> <span>{_text(described.get('summary', ''))}</span>"
     parts = [f"<p>{_text(described.get('description', ''))}</p>"]
     if parameters := described.get("parameters"):
-        parts.append("<h3>Parameters</h3>" + _table(_parameter(parameter) for parameter in parameters))
+        rows = []
+        for parameter in parameters:
+            place = f"in the {parameter['in']}" + (", required" if parameter.get("required") else "")
+            kind = f"{_type(parameter.get('schema', {}))}, {place}"
+            rows.append((parameter["name"], kind, _text(parameter.get("description", ""))))
+        parts.append("<h3>Parameters</h3>" + _table(rows))
     for kind, content in described.get("requestBody", {}).get("content", {}).items():
         parts.append(f"<h3>Body</h3><p>{_type(content.get('schema', {}))}, as <code>{escape(kind)}</code></p>")
-    responses = described.get("responses", {}).items()
-    parts.append("<h3>Responses</h3>" + _table(_response(status, response) for status, response in responses))
+    responses = []
+    for status, response in described.get("responses", {}).items():
+        kinds = ", ".join(f"<code>{escape(kind)}</code>" for kind in response.get("content", {}))
+        responses.append(
+            ("any other" if status == "default" else status, kinds, _text(response.get("description", "")))
+        )
+    parts.append("<h3>Responses</h3>" + _table(responses))
     return f"<details><summary>{head}</summary>{''.join(parts)}</details>"
 
 
-def _parameter(parameter: Schema) -> tuple[str, str, str]:
-    schema = parameter.get("schema", {})
-    where = f"in the {parameter['in']}" + (", required" if parameter.get("required") else "")
-    return parameter["name"], f"{_type(schema)}, {where}", _text(parameter.get("description", ""))
-
-
-def _response(status: str, response: Schema) -> tuple[str, str, str]:
-    kinds = ", ".join(f"<code>{escape(kind)}</code>" for kind in response.get("content", {}))
-    return ("any other" if status == "default" else status), kinds, _text(response.get("description", ""))
-
-
 def _schema(name: str, schema: Schema) -> str:
-    required = schema.get("required", ())
-    fields = (
-        (field, _type(described) + (", required" if field in required else ""), _about(described))
-        for field, described in sorted(
-            schema.get("properties", {}).items(), key=lambda item: _rank(item[1], item[0] in required)
-        )
-    )
+    """Return a body with its fields: required fields first, fields that only this server has last."""
+    required, rows = schema.get("required", ()), []
+    for field, described in schema.get("properties", {}).items():
+        about, default = _text(described.get("description", "")), described.get("default")
+        if default not in (None, ""):
+            about += f" Default: <code>{escape(json.dumps(default))}</code>"
+        is_ours = described.get("description", "").startswith(_OURS)
+        rank = 0 if field in required else 2 if is_ours else 1
+        rows.append((rank, (field, _type(described) + (", required" if field in required else ""), about)))
+    table = _table([cells for _, cells in sorted(rows, key=lambda row: row[0])])
     about = f"<p>{_text(schema.get('description', ''))}</p>"
-    return (
-        f'<details open id="{escape(name)}"><summary><b>{escape(name)}</b></summary>{about}{_table(fields)}</details>'
-    )
+    return f'<details open id="{escape(name)}"><summary><b>{escape(name)}</b></summary>{about}{table}</details>'
 
 
-def _rank(schema: Schema, is_required: bool) -> int:
-    """Sort required fields first, fields that only this server has last."""
-    return 0 if is_required else 2 if schema.get("description", "").startswith(_OURS) else 1
-
-
-def _table(rows: Iterator[tuple[str, str, str]]) -> str:
+def _table(rows: list[tuple[str, str, str]]) -> str:
     """Return a table; rows are a name as text and two cells of HTML."""
-    shown = (f"<td><code>{escape(name)}</code></td><td>{one}</td><td>{two}</td>" for name, one, two in rows)
-    return f"<table>{''.join(f'<tr>{cells}</tr>' for cells in shown)}</table>"
+    cells = (f"<td><code>{escape(name)}</code></td><td>{kind}</td><td>{about}</td>" for name, kind, about in rows)
+    return f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
 
 
 def _type(schema: Schema) -> str:
@@ -285,12 +271,6 @@ def _type(schema: Schema) -> str:
     shown = f"list of {_type(schema['items'])}" if kind == "array" and schema.get("items") else escape(str(kind))
     bounds = [text.format(schema[name]) for name, text in _BOUNDS.items() if name in schema]
     return f"{shown} ({escape(', '.join(bounds))})" if bounds else shown
-
-
-def _about(schema: Schema) -> str:
-    about = _text(schema.get("description", ""))
-    default = schema.get("default")
-    return about if default in (None, "") else f"{about} Default: <code>{escape(json.dumps(default))}</code>"
 
 
 def _text(text: str) -> str:

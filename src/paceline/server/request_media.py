@@ -414,7 +414,7 @@ class _ByteCount:
         if self._left < 0:
             _refuse(f"has more than is left of the {self._most} bytes that the images of a request may have")
         if self._reservation is not None and not self._reservation.grow(count):
-            most = self._reservation.max_bytes
+            most = self._reservation.budget.max_bytes
             raise QueueFull(
                 f"with this image all requests in flight would have more than {most} bytes; try again later"
             )

@@ -163,7 +163,7 @@ async def run_in_turn(
     reservation, context = ByteReservation.current.get(), RequestContext.of(request.scope)
     own = DisconnectWatcher(request.receive) if watcher is None else watcher
     size = num_bytes if num_bytes is not None else 0 if reservation is None else reservation.num_bytes
-    queue = None if reservation is None else reservation.texts.queue_for(size)
+    queue = None if reservation is None else reservation.budget.texts_queue(size)
     try:
         if queue is not None:
             await _wait_for_turn(service, context, queue, size, own, options)

@@ -1,7 +1,7 @@
 """The web page at GET /: the files that were built into this package, or those of a folder of the operator's.
 
 Built files are read once and kept, compressed as well. The page has a strict content security policy: no inline scripts or
-styles, and nothing from elsewhere. A folder's files are sent as they are, as llama-server does with `--path`.
+styles, and nothing from other hosts. A folder's files are sent unchanged, as llama-server does with `--path`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import paceline
 from paceline.server.settings import ServerSettings, is_socket_path
@@ -52,11 +52,11 @@ _TYPES: Final = {
     ".woff2": "font/woff2",
     ".txt": "text/plain; charset=utf-8",
 }
-"""By suffix, as what the system knows of types differs; others are asked of the system."""
+"""By suffix, as systems know different types; the system is asked for other suffixes."""
 
 _FOREVER: Final = "public, max-age=31536000, immutable"  # of names with a hash of the content
 _SAFE: Final = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
-_LEAST_COMPRESSED: Final = 1024  # bytes of a file that is worth it
+_LEAST_COMPRESSED: Final = 1024  # bytes: smaller files are not compressed
 
 
 def media_type(name: str) -> str:
@@ -73,16 +73,6 @@ class PageResponse:
     headers: Mapping[str, str]
     content: bytes = b""
     path: Path | None = None
-
-
-class PageFiles(Protocol):
-    """The files of a page, by their routes: "/" is the page, "/assets/x.js" one that it loads."""
-
-    def has(self, route: str) -> bool:
-        """Return whether the file exists."""
-
-    async def get(self, route: str, headers: Mapping[str, str]) -> PageResponse:
-        """Return the response for an existing file, by a request's headers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,36 +131,36 @@ def _matches(header: str, tag: str) -> bool:
 
 
 class BuiltPage:
-    """The page of this package. files: by their names within it."""
+    """The page of this package. files: by their names within it. A route is "/" for the page, or "/assets/x.js" for a file."""
 
     def __init__(self, files: Mapping[str, BuiltFile]) -> None:
         self._files = {f"/{name}": file for name, file in files.items() if name != TRACE_VIEWER}
         self._files["/"] = files[INDEX]
 
     def has(self, route: str) -> bool:
-        """See `PageFiles`."""
+        """Return whether the file exists."""
         return route in self._files
 
     async def get(self, route: str, headers: Mapping[str, str]) -> PageResponse:
-        """See `PageFiles`."""
+        """Return the response for an existing file, by a request's headers."""
         return self._files[route].respond(headers)
 
 
 class PageFolder:
-    """The files of a folder, as they are at the moment. Hidden ones, and links out of the folder, are not served."""
+    """The present files of a folder, by the same routes. Hidden files, and links out of the folder, are not served."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder.resolve()
 
     def has(self, route: str) -> bool:
-        """See `PageFiles`."""
+        """Return whether the file exists."""
         return self._file(route) is not None
 
     async def get(self, route: str, headers: Mapping[str, str]) -> PageResponse:
-        """See `PageFiles`."""
+        """Return the response for a file; 404 if it was removed just now."""
         del headers
         path = await asyncio.to_thread(self._file, route)
-        if path is None:  # it was removed just now
+        if path is None:
             return PageResponse(404, {})
         return PageResponse(
             200, {"content-type": media_type(path.name), "cache-control": "no-cache", **_SAFE}, b"", path
@@ -188,6 +178,9 @@ class PageFolder:
             return found if found.is_relative_to(self._folder) and found.is_file() else None
         except (OSError, RuntimeError, ValueError):  # RuntimeError: links in a circle
             return None
+
+
+PageFiles = BuiltPage | PageFolder
 
 
 def built_folder() -> Path:

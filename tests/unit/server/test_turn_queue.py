@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.params import SamplingParams
-from paceline.server.in_flight import MAX_TEXT_BYTES, SMALL_TEXT_BYTES, TextBudget, TurnQueue, while_wanted
+from paceline.server.in_flight import MAX_TEXT_BYTES, SMALL_TEXT_BYTES, ByteBudget, TurnQueue, while_wanted
 from paceline.server.running_request import less_waited, streamed_or_whole, timeouts_of
 
 Turn = asyncio.Future[None]
@@ -123,10 +123,10 @@ def test_a_small_request_does_not_wait_for_a_large_one() -> None:
     """Each kind has a queue of its own."""
 
     async def test(_: TurnQueue) -> None:
-        texts = TextBudget()
-        assert texts.queue_for(MAX_TEXT_BYTES).enter("", MAX_TEXT_BYTES).done()
-        assert not texts.queue_for(SMALL_TEXT_BYTES + 1).enter("", SMALL_TEXT_BYTES + 1).done()
-        assert texts.queue_for(SMALL_TEXT_BYTES).enter("", SMALL_TEXT_BYTES).done()
+        texts = ByteBudget(1)
+        assert texts.texts_queue(MAX_TEXT_BYTES).enter("", MAX_TEXT_BYTES).done()
+        assert not texts.texts_queue(SMALL_TEXT_BYTES + 1).enter("", SMALL_TEXT_BYTES + 1).done()
+        assert texts.texts_queue(SMALL_TEXT_BYTES).enter("", SMALL_TEXT_BYTES).done()
 
     run(test)
 

@@ -30,7 +30,7 @@ from paceline.server.api_errors import (
     invalid_request,
     llama_error_body,
 )
-from paceline.server.application import server_app
+from paceline.server.application import health_routes, server_app
 from paceline.server.dialects.llama_server import llama_routes
 from paceline.server.dialects.ollama.ollama_requests import OllamaModelBody
 from paceline.server.dialects.ollama.ollama_routes import (
@@ -142,7 +142,6 @@ def _facts(service: RouterService) -> list[tuple[str, str]]:
 
 
 def _health_routes(service: RouterService) -> Routes:
-    router = Routes(RouteFacts(public=True, is_counted=False), tags=["health"])
 
     async def health() -> Response:
         """200: a model that is not loaded or has failed leaves the server healthy."""
@@ -159,11 +158,7 @@ def _health_routes(service: RouterService) -> Routes:
             return JSONResponse(llama_error_body(api_error), api_error.status)
         return JSONResponse({"status": "ok"})
 
-    router.add("GET", "/health", health, summary="Whether the server runs")
-    router.add("GET", "/v1/health", health, errors=OPENAI_FORM, summary="As /health")
-    router.add("GET", "/health/live", live, summary="Whether the server is alive")
-    router.add("GET", "/health/ready", ready, summary="Whether a request would be accepted")
-    return router
+    return health_routes(health, live, ready, "Whether the server runs", "Whether the server is alive")
 
 
 def _list_routes(service: RouterService) -> Routes:
