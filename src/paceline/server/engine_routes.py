@@ -6,7 +6,7 @@ The page lets people set the sampling parameters of `sampling_table` that have a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Annotated, Any, Final
 
@@ -142,7 +142,7 @@ def model_entry(service: Service) -> dict[str, Any]:
     elif service.is_loaded:
         engine = service.engine()
         state = "sleeping" if engine.heartbeat().state == "sleeping" else "loaded"
-        modalities = known_modalities(engine.model)
+        modalities = _known_modalities(engine.model)
     return {
         "id": service.names[0],
         "aliases": list(service.names[1:]),
@@ -154,10 +154,13 @@ def model_entry(service: Service) -> dict[str, Any]:
     }
 
 
-def known_modalities(model: object) -> list[str]:
-    """Return the modalities of input of a loaded model, text first."""
-    found = getattr(model, "modalities", ())  # a fake engine's model has none
-    return [name for name in _MODALITIES if name == "text" or name in found]
+def input_modalities(names: Collection[str]) -> list[str]:
+    """Return the modalities of a model's input in order, text first."""
+    return [name for name in _MODALITIES if name == "text" or name in names]
+
+
+def _known_modalities(model: object) -> list[str]:
+    return input_modalities(getattr(model, "modalities", ()))  # a fake engine's model has none
 
 
 def model_routes() -> Routes:
@@ -175,7 +178,7 @@ def model_routes() -> Routes:
 
 def _model_body(service: Service) -> dict[str, Any]:
     engine, settings = service.engine(), service.settings
-    modalities = known_modalities(engine.model)
+    modalities = _known_modalities(engine.model)
     chat = _chat_facts(service)
     return {
         "id": service.names[0],

@@ -61,19 +61,17 @@ class _FeedObserver(QuietObserver):
 
 
 class ModelDownloads:
-    """The downloads that run. when_done: called when one has ended, before its event."""
+    """The downloads that run."""
 
     def __init__(self, feed: EventFeed, *, offline: bool, hf_token: str | None) -> None:
         self._feed, self._offline, self._token = feed, offline, hf_token
-        self._threads = ThreadPoolExecutor(
-            MAX_DOWNLOADS, "paceline-download"
-        )  # of its own: a slow hub may hold them all
+        self._threads = ThreadPoolExecutor(MAX_DOWNLOADS, "paceline-download")  # a slow hub may occupy all of them
         self._num_beginning = 0
         self._running: dict[str, tuple[threading.Event, dict[str, Any], asyncio.Task[None]]] = {}
         self._is_closed = False
 
     def bodies(self) -> list[dict[str, Any]]:
-        """Return the models that are being downloaded, as lists have them."""
+        """Return the entries of the models that are being downloaded."""
         return [download_body(name, progress) for name, (_, progress, _) in self._running.items()]
 
     def is_running(self, name: str) -> bool:
@@ -81,7 +79,10 @@ class ModelDownloads:
         return name in self._running
 
     async def start(self, name: str, when_done: Callable[[], Awaitable[None]]) -> None:
-        """Begin to download a model of the hub; raises what the hub says of its name, before anything is downloaded."""
+        """Begin to download a model of the hub. Raises the hub's error for an unknown name before anything is downloaded.
+
+        when_done: called when the download has ended, before its event.
+        """
         reference = parse_hub_reference(name)
         self._check_new(name)
         cancel = threading.Event()
@@ -111,9 +112,9 @@ class ModelDownloads:
         self._running[name][0].set()
 
     async def check_removable(self, name: str, presets: Sequence[ModelPreset]) -> None:
-        """Raise what `remove` would raise, and `ApiException` (400) for a model whose files one of the presets uses.
+        """Raise the errors of `remove`, and `ApiException` (400) for a model with files that a preset uses.
 
-        presets: of all models; those that were found in a cache themselves are left out.
+        presets: of all models; presets that were found in a cache are left out.
         """
         await asyncio.to_thread(_check_removable, name, [preset for preset in presets if preset.source != "cache"])
 
@@ -123,10 +124,10 @@ class ModelDownloads:
         if name in self._running:
             self.cancel(name)
             await asyncio.wait((self._running[name][2],))
-        await asyncio.to_thread(_remove, reference)
+        await asyncio.to_thread(lambda: remove_models(hub_settings(), matching_models(hub_settings(), reference)))
 
     async def aclose(self) -> None:
-        """End all downloads; none begins any more."""
+        """End all downloads, and refuse new ones."""
         self._is_closed = True
         tasks = [task for _, _, task in self._running.values()]
         for name in tuple(self._running):
@@ -180,9 +181,9 @@ def _reference(name: str) -> ModelReference:
 
 
 def _check_removable(name: str, presets: Sequence[ModelPreset]) -> None:
-    found = matching_models(hub_settings(), _reference(name))
-    check_removable(found)
-    files = {part.resolve() for model in found for part in model.parts}
+    cached = matching_models(hub_settings(), _reference(name))
+    check_removable(cached)
+    files = {part.resolve() for model in cached for part in model.parts}
     for preset in presets:
         if not files.isdisjoint(path.resolve() for path in _files_of(preset)):
             message = f"model {name!r} is kept: its file is that of the preset {preset.name!r}; change the preset first"
@@ -192,15 +193,10 @@ def _check_removable(name: str, presets: Sequence[ModelPreset]) -> None:
 def _files_of(preset: ModelPreset) -> list[Path]:
     """Return the files of a preset that are on this machine: its model's and its adapters'."""
     adapters = preset.settings.engine_options.get("lora")
-    found = [Path(path) for path in adapters.values()] if isinstance(adapters, Mapping) else []
+    files = [Path(path) for path in adapters.values()] if isinstance(adapters, Mapping) else []
     if preset.reference is None:
-        return found if preset.settings.model is None else [*found, preset.settings.model]
+        return files if preset.settings.model is None else [*files, preset.settings.model]
     locator = Locator(settings=hub_settings(offline=True), observer=QuietObserver(), cancel=threading.Event())
     with suppress(PacelineError):  # it was not downloaded yet
-        found += locator.locate(preset.reference).parts
-    return found
-
-
-def _remove(reference: ModelReference) -> None:
-    settings = hub_settings()
-    remove_models(settings, matching_models(settings, reference))
+        files += locator.locate(preset.reference).parts
+    return files

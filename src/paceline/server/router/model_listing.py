@@ -19,16 +19,16 @@ from paceline.runtime.gguf_file import read_gguf
 from paceline.server.api_errors import api_error_of, strip_folders
 from paceline.server.dialects.ollama.ollama_routes import listed_model, loaded_models, model_info, timestamp
 from paceline.server.dialects.openai.openai_routes import model_facts, ollama_listing
+from paceline.server.engine_routes import input_modalities
 from paceline.server.flags import ModelPreset
 from paceline.server.flags.presets import PRESET_KEYS
 from paceline.server.router.routed_models import VALUES, RoutedModels
 
-_MODALITIES: Final = ("text", "image", "audio")
 _PAGE_STATES: Final = {"preparing": "loading", "queued": "loading", "unloading": "loaded"}
 
 
 def list_body(models: RoutedModels, downloads: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
-    """Return the body of GET /models: each model, followed by its adapters. downloads: models that are not there yet."""
+    """Return the body of GET /models: each model, followed by its adapters. downloads: models that are being downloaded."""
     data = [body for preset in models.presets() for body in _with_adapters(models, preset)]
     data += downloads
     names = [model["id"] for model in data]
@@ -52,58 +52,41 @@ def named_body(models: RoutedModels, name: str) -> dict[str, Any]:
 
 
 def page_entries(models: RoutedModels) -> list[dict[str, Any]]:
-    """Return the models as the web page lists them."""
+    """Return the entries of the models on the web page."""
     return [_page_entry(models, preset) for preset in models.presets()]
 
 
 def _page_entry(models: RoutedModels, preset: ModelPreset) -> dict[str, Any]:
-    status, served = models.status(preset), models.ready(preset.name)
-    modalities = _modalities_of_files(preset) if served is None else served.engine().model.modalities
+    status = models.status(preset)
     return {
         "id": preset.name,
         "aliases": list(preset.settings.aliases[1:]),
         "state": _PAGE_STATES.get(status.state, status.state),
-        "progress": 1.0 if served is not None else round(status.progress, 4),
-        "modalities": [name for name in _MODALITIES if name == "text" or name in modalities],
+        "progress": round(status.progress, 4) if models.ready(preset.name) is None else 1.0,
+        "modalities": _modalities(models, preset),
         "adapters": list(models.adapters(preset)),
         "error": None if status.error is None else api_error_of(status.error).message,
     }
 
 
 def _with_adapters(models: RoutedModels, preset: ModelPreset) -> list[dict[str, Any]]:
-    model = entry_body(models, preset)
-    return [model, *(_adapter_body(model, name, path) for name, path in models.adapters(preset).items())]
+    """Return a model and its adapters, which have vLLM's members: their file's name as root, the model as parent."""
+    model = _model_body(models, preset)
+    bodies = [model]
+    for name, path in models.adapters(preset).items():
+        own: dict[str, Any] = {"id": name, "display_name": name, "aliases": [], "tags": [], "meta": None}
+        bodies.append(model | own | {"can_remove": False, "root": Path(path).name, "parent": preset.name})
+    return bodies
 
 
-def _adapter_body(model: dict[str, Any], name: str, path: str) -> dict[str, Any]:
-    """Return an adapter of a model, with its status, and vLLM's members: its file's name as root, the model as parent."""
-    own: dict[str, Any] = {
-        "id": name,
-        "display_name": name,
-        "aliases": [],
-        "tags": [],
-        "meta": None,
-        "can_remove": False,
-    }
-    return model | own | {"root": Path(path).name, "parent": model["id"]}
-
-
-def entry_body(models: RoutedModels, preset: ModelPreset) -> dict[str, Any]:
+def _model_body(models: RoutedModels, preset: ModelPreset) -> dict[str, Any]:
     """Return a model with its status. type, display_name and created_at are Anthropic's."""
-    status = models.status(preset)
-    now = int(time.time())
     served = models.ready(preset.name)
+    now = int(time.time())
     return {
-        "id": preset.name,
-        "aliases": list(preset.settings.aliases[1:]),
-        "tags": list(dict.fromkeys(preset.settings.tags)),
-        "object": "model",
-        "owned_by": "paceline",
-        "created": now,
-        "status": _status_body(preset, status),
-        "architecture": _architecture(
-            _modalities_of_files(preset) if served is None else served.engine().model.modalities
-        ),
+        **_body(preset.name, preset.settings.aliases[1:], preset.settings.tags, now),
+        "status": _status_body(preset, models.status(preset)),
+        "architecture": _architecture(_modalities(models, preset)),
         "source": preset.source,
         "can_remove": preset.is_removable,
         "type": "model",
@@ -113,20 +96,29 @@ def entry_body(models: RoutedModels, preset: ModelPreset) -> dict[str, Any]:
     }
 
 
-def _architecture(modalities: Collection[str]) -> dict[str, list[str]]:
+def _body(name: str, aliases: Sequence[str], tags: Sequence[str], created: int) -> dict[str, Any]:
+    own = {"id": name, "aliases": list(aliases), "tags": list(dict.fromkeys(tags))}
+    return {**own, "object": "model", "owned_by": "paceline", "created": created}
+
+
+def _architecture(modalities: list[str]) -> dict[str, list[str]]:
     """Return llama-server's object of a model's modalities of input and output."""
-    taken = [name for name in _MODALITIES if name == "text" or name in modalities]
-    return {"input_modalities": taken, "output_modalities": ["text"]}
+    return {"input_modalities": modalities, "output_modalities": ["text"]}
+
+
+def _modalities(models: RoutedModels, preset: ModelPreset) -> list[str]:
+    served = models.ready(preset.name)
+    return input_modalities(_modalities_of_files(preset) if served is None else served.engine().model.modalities)
 
 
 def _modalities_of_files(preset: ModelPreset) -> Collection[str]:
-    """Return the modalities beside text of a model that is not loaded, by the header of its projector, if that is here."""
+    """Return the modalities beside text of a model that is not loaded, by the header of its projector's file."""
     settings = preset.settings
-    wanted = settings.engine_options.get("mmproj")
-    if settings.model is None or preset.reference is not None or is_reference(wanted):
+    projector = settings.engine_options.get("mmproj")
+    if settings.model is None or preset.reference is not None or is_reference(projector):
         return ()
     with suppress(PacelineError, OSError):
-        path = projector_file((settings.model,), wanted)
+        path = projector_file((settings.model,), projector)
         if path is not None:
             return _projector_modalities(path, path.stat().st_mtime_ns)
     return ()
@@ -139,19 +131,10 @@ def _projector_modalities(path: Path, changed_ns: int) -> tuple[str, ...]:  # no
 
 def download_body(name: str, progress: dict[str, Any]) -> dict[str, Any]:
     """Return a model that is being downloaded. progress: bytes by the name of each file."""
-    body = {
-        "id": name,
-        "aliases": [],
-        "tags": [],
-        "object": "model",
-        "owned_by": "paceline",
-        "created": int(time.time()),
-    }
-    status = {"value": "downloading", "args": [], "progress": progress}
     return {
-        **body,
-        "status": status,
-        "architecture": _architecture(()),
+        **_body(name, (), (), int(time.time())),
+        "status": {"value": "downloading", "args": [], "progress": progress},
+        "architecture": _architecture(["text"]),
         "source": "cache",
         "can_remove": True,
         "meta": None,
@@ -170,7 +153,7 @@ def _status_body(preset: ModelPreset, status: ModelStatus) -> dict[str, Any]:
 
 
 def _arguments(preset: ModelPreset) -> list[str]:
-    """Return the preset as a command line would have it."""
+    """Return the preset as the arguments of a command line."""
     arguments = ["paceline", "serve", "--alias", preset.name]
     for line in preset.text.splitlines():
         key, equals, value = line.partition(" = ")
@@ -180,7 +163,7 @@ def _arguments(preset: ModelPreset) -> list[str]:
 
 
 def tags_body(models: RoutedModels) -> dict[str, Any]:
-    """Return the body of Ollama's /api/tags: all models, with facts of those that are loaded."""
+    """Return the body of Ollama's /api/tags: all models, with facts of the loaded models."""
     return {"models": [_tagged(models, preset) for preset in models.presets()]}
 
 
@@ -205,12 +188,12 @@ def _tagged(models: RoutedModels, preset: ModelPreset) -> dict[str, Any]:
 
 
 def running_body(models: RoutedModels) -> dict[str, Any]:
-    """Return the body of Ollama's /api/ps: the models that are loaded."""
+    """Return the body of Ollama's /api/ps: the loaded models."""
     return {"models": [model for served in models.all_ready().values() for model in loaded_models(served)]}
 
 
 def file_description(preset: ModelPreset, *, verbose: bool) -> dict[str, Any]:
-    """Describe a model that is not loaded, by what its file says, if that is here. Blocking; any thread."""
+    """Describe a model that is not loaded by its file, if that is on this machine. Blocking; any thread."""
     metadata = _metadata(preset.settings.model if preset.reference is None else None)
     family = metadata.get("general.architecture", "")
     details = {"parent_model": "", "format": "gguf", "family": family, "families": [family] if family else []}
@@ -232,10 +215,10 @@ def _metadata(path: Path | None) -> dict[str, str]:
     if path is None:
         return {}
     try:
-        found = read_gguf(path).metadata
+        metadata = read_gguf(path).metadata
     except (PacelineError, OSError):
         return {}
-    values = {name.decode("utf-8", "replace"): value.value for name, value in found.items()}
+    values = {name.decode("utf-8", "replace"): value.value for name, value in metadata.items()}
     return {name: _text(value) for name, value in values.items() if isinstance(value, bytes | int | float)}
 
 

@@ -11,7 +11,7 @@ import logging
 import weakref
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,11 +41,22 @@ from paceline.server.sse import SSE, LiveEvents
 
 _log = logging.getLogger("paceline.server")
 _LATEST: Final = ":latest"  # Ollama's default tag
-_KEEPING: Final[tuple[ModelState, ...]] = ("queued", "loading", "loaded", "sleeping")  # a sleeping one queues to wake
+_KEEPING: Final[tuple[ModelState, ...]] = ("queued", "loading", "loaded", "sleeping")  # a sleeping model queues to wake
 
 
 class RoutedModels:
-    """All models of a server. presets: where they come from; kept: what clients come back for; feed: gets their events."""
+    """All models of a server.
+
+    Args:
+        settings: The server's settings.
+        presets: The source of the models.
+        kept: The state for clients that come back.
+        feed: Receives the events.
+        loader: In place of a loader of `AsyncLLM`s.
+
+    Raises:
+        InvalidParams: A preset is wrong.
+    """
 
     def __init__(
         self,
@@ -55,16 +66,14 @@ class RoutedModels:
         feed: EventFeed,
         loader: ModelLoader[AsyncLLM] | None = None,
     ) -> None:
-        """Read the presets. loader: in place of one of `AsyncLLM`s. Raises `InvalidParams` for wrong presets."""
         self._source, self._kept, self._feed = PresetSources(settings, presets), kept, feed
-        found = self._source.read()
-        self._presets = found.presets
+        self._presets, limits = self._source.read()
         own = AsyncLLMLoader(keeps_spare=settings.spare_worker) if loader is None else loader
-        self.manager = AsyncModelManager(_settings_of(found), loader=own)
+        self.manager = AsyncModelManager(limits, loader=own)
         self._served: dict[
             str, tuple[ModelPreset, AsyncLLM, Service]
-        ] = {}  # with the preset and the model of each service
-        self._services: weakref.WeakSet[Service] = weakref.WeakSet()  # also of models whose last requests end
+        ] = {}  # each service with its preset and its model
+        self._services: weakref.WeakSet[Service] = weakref.WeakSet()  # also of models that are being unloaded
         self._preparing: set[asyncio.Task[None]] = set()
         self._following: asyncio.Task[None] | None = None
         self._reloading = asyncio.Lock()
@@ -85,26 +94,26 @@ class RoutedModels:
         await self.manager.aclose()
 
     async def reload(self) -> None:
-        """Read the presets and limits again, and return when models that are gone or changed have been unloaded.
+        """Read the presets and limits again, and return when removed and changed models have been unloaded.
 
-        Meanwhile requests for a changed one wait for the new one. Raises `InvalidParams`; then nothing is changed.
+        Meanwhile requests for a changed model wait for its new version. Raises `InvalidParams`; then nothing is changed.
         """
         async with self._reloading:
-            found = await asyncio.to_thread(self._source.read)
-            replacing = asyncio.create_task(self._replace(found))
-            await asyncio.sleep(0)  # it has begun then, so that the next reload replaces what this one has read
+            presets, limits = await asyncio.to_thread(self._source.read)
+            replacing = asyncio.create_task(self._replace(presets, limits))
+            await asyncio.sleep(0)  # it has begun then, so that the next reload replaces these presets
         await replacing
 
-    async def _replace(self, found: FoundPresets) -> None:
-        """Replace the models, at once, and wait for the end of those that are unloaded."""
-        before, self._presets = self._presets, found.presets
+    async def _replace(self, presets: Mapping[str, ModelPreset], limits: ManagerSettings) -> None:
+        """Replace the models, at once, and wait for the end of the models that are unloaded."""
+        before, self._presets = self._presets, presets
         try:
-            await self.manager.update(_settings_of(found))  # which has them replaced before it waits
+            await self.manager.update(limits)  # replaces the models before it waits
         except PacelineError:
             self._presets = before
             raise
         for name, (preset, _, _) in tuple(self._served.items()):
-            if preset != self._presets.get(name):  # in a setting that its engine does not have
+            if preset != self._presets.get(name):  # a setting of the server has changed
                 del self._served[name]
                 self._begin_preparing(name)
 
@@ -115,10 +124,11 @@ class RoutedModels:
 
         Raises `ModelNotFound` with the nearest names, and `ApiException` (400) for an adapter that several models have.
         """
-        found = self._own_name(name)
-        if found is not None:
-            return found
-        owners = self._owners(name)
+        preset = self._own_name(name)
+        if preset is not None:
+            return preset
+        spellings = set(_spellings(name))
+        owners = [preset for preset in self._presets.values() if self.adapters(preset).keys() & spellings]
         if len(owners) > 1:
             models = ", ".join(repr(preset.name) for preset in owners)
             message = (
@@ -128,15 +138,15 @@ class RoutedModels:
         return owners[0] if owners else self._presets[self.manager.entry(name).name]
 
     def model(self, name: str) -> ModelPreset:
-        """Return a model as `preset`, but not for the name of an adapter: that raises `ApiException` (400) with the model's."""
-        found = self._own_name(name)
-        if found is None:
+        """Return a model as `preset` does, but raise `ApiException` (400) for the name of an adapter, with the model's name."""
+        preset = self._own_name(name)
+        if preset is None:
             owner = self.preset(name)
             message = (
                 f"{name!r} is an adapter of the model {owner.name!r}; give the name of the model, if that is meant"
             )
             raise invalid_request(message, "model", "model_is_adapter")
-        return found
+        return preset
 
     def _own_name(self, name: str) -> ModelPreset | None:
         for spelling in _spellings(name):
@@ -144,12 +154,8 @@ class RoutedModels:
                 return self._presets[self.manager.entry(spelling).name]
         return None
 
-    def _owners(self, adapter: str) -> list[ModelPreset]:
-        names = set(_spellings(adapter))
-        return [preset for preset in self._presets.values() if self.adapters(preset).keys() & names]
-
     def adapters(self, preset: ModelPreset) -> Mapping[str, str]:
-        """Return the paths of a model's LoRA adapters by their names; those that it begins with where it is not loaded."""
+        """Return the paths of a model's LoRA adapters by their names; its configured adapters if it is not loaded."""
         service = self.ready(preset.name)
         if service is not None:
             return {adapter.name: adapter.path for adapter in service.adapters()}
@@ -184,15 +190,20 @@ class RoutedModels:
     # ---- serving
 
     async def serve(self, preset: ModelPreset, llm: AsyncLLM) -> Service:
-        """Return the service of a model that was loaded just now or before. Raises `ModelLoadFailed`.
+        """Return the service of a loaded model. Raises `ModelLoadFailed`.
 
-        preset: of the request. A model that was changed while the request waited is served as it is now.
+        preset: of the request. A model that was changed while the request waited is served with its present preset.
         """
         name = preset.name
         now = self._presets[name] if self._is_loaded(name) else preset
         served = self._served.get(name)
         if served is None or served[1] is not llm or served[0] != now:
-            service = Service(_shown_settings(now), llm, kept=self._kept, is_managed=True)
+            settings = now.settings
+            if (
+                now.reference is not None
+            ):  # a model without a path has its name there, of which /props shows the last part
+                settings = replace(settings, model=Path(str(now.reference)))
+            service = Service(settings, llm, kept=self._kept, is_managed=True)
             served = now, llm, service
             self._services.add(service)
             if self._is_loaded(name):
@@ -226,7 +237,9 @@ class RoutedModels:
         if status.state == "loaded" != before and status.name not in self._served:
             self._begin_preparing(status.name)
         elif status.state not in _KEEPING:
-            self._forget(status)
+            served = self._served.pop(status.name, None)
+            if served is not None:
+                served[2].unload(ModelUnloaded(f"the model {status.name!r} was unloaded while the request ran"))
         self._feed.report(status)
 
     def _begin_preparing(self, name: str) -> None:
@@ -235,17 +248,12 @@ class RoutedModels:
         task.add_done_callback(self._preparing.discard)
 
     async def _prepare(self, name: str) -> None:
-        """Make the service of a loaded model, so that its first request need not wait for that."""
-        with suppress(PacelineError, ApiException):  # reported to the next request; one that leaves is not waited for
+        """Make the service of a loaded model, so that its first request need not wait for it."""
+        with suppress(PacelineError, ApiException):  # the next request reports the error
             if self.manager.status(name).state != "loaded":
                 return
             async with self.manager.use(name, load=False, timeout_s=0) as llm:
                 await self.serve(self.preset(name), llm)
-
-    def _forget(self, status: ModelStatus) -> None:
-        served = self._served.pop(status.name, None)
-        if served is not None:
-            served[2].unload(ModelUnloaded(f"the model {status.name!r} was unloaded while the request ran"))
 
 
 def _spellings(name: str) -> tuple[str, str]:
@@ -253,8 +261,7 @@ def _spellings(name: str) -> tuple[str, str]:
     return name, name.removesuffix(_LATEST)
 
 
-def entry_of(preset: ModelPreset) -> ModelEntry:
-    """Return the manager's entry of a preset."""
+def _entry_of(preset: ModelPreset) -> ModelEntry:
     settings, reference = preset.settings, preset.reference
     model: Path | str | None = settings.model
     if isinstance(reference, HubReference):
@@ -277,29 +284,11 @@ def entry_of(preset: ModelPreset) -> ModelEntry:
     )
 
 
-def _settings_of(found: FoundPresets) -> ManagerSettings:
-    return replace(found.limits, entries=tuple(entry_of(preset) for preset in found.presets.values()))
-
-
-def _shown_settings(preset: ModelPreset) -> ServerSettings:
-    """Return a model's settings; one without a path has its name there, of which /props shows the last part."""
-    shown = None if preset.reference is None else Path(str(preset.reference))
-    return preset.settings if shown is None else replace(preset.settings, model=shown)
-
-
 _OF_THE_SERVER: Final = ("chat_template", "offline", "hf_token")  # options of an entry that are no engine's
 
 
-@dataclass(frozen=True, slots=True)
-class FoundPresets:
-    """The models by their names, and the options of their manager, without entries."""
-
-    presets: Mapping[str, ModelPreset]
-    limits: ManagerSettings
-
-
 class PresetSources:
-    """Where models come from. settings: the server's, as resolved."""
+    """The sources of models: a file, a folder and caches. settings: the server's."""
 
     def __init__(self, settings: ServerSettings, presets: ModelPresets) -> None:
         self._settings, self._presets = settings, presets
@@ -309,10 +298,10 @@ class PresetSources:
         path = self._settings.models_preset
         return path if path is not None and path.suffix.lower() == ".toml" else None
 
-    def read(self) -> FoundPresets:
-        """Return all models, one of each name, and the limits; a TOML file's win over those that are found.
+    def read(self) -> tuple[Mapping[str, ModelPreset], ManagerSettings]:
+        """Return all models by their names, and the settings of their manager.
 
-        Flags win over the limits of a TOML file. Raises `InvalidParams`.
+        Models of a TOML file win over models of the same name. Flags win over the file's limits. Raises `InvalidParams`.
         """
         of_file = ManagerSettings() if self._toml is None else read_models_file(self._toml)
         named = [self._of_entry(entry) for entry in of_file.entries]
@@ -320,28 +309,27 @@ class PresetSources:
         found = self._presets.read(self._settings.models_preset, self._settings.models_dir)
         all_models = [*named, *(preset for preset in found if preset.name not in names)]
         check_names(all_models)
-        return FoundPresets({preset.name: preset for preset in all_models}, self._limits(of_file))
-
-    def _limits(self, of_file: ManagerSettings) -> ManagerSettings:
         memory, most = self._settings.models_memory, self._settings.models_max
-        return replace(
+        limits = replace(
             of_file,
-            entries=(),
+            entries=tuple(map(_entry_of, all_models)),
             memory_budget=of_file.memory_budget if memory is None else memory,
             max_loaded=most if self._toml is None or self._presets.sets("server.models_max") else of_file.max_loaded,
         )
+        return {preset.name: preset for preset in all_models}, limits
 
     def _of_entry(self, entry: ModelEntry) -> ModelPreset:
         options = dict(entry.options)
         template, offline, token = (options.pop(name, None) for name in _OF_THE_SERVER)
         reference = parse_reference(str(entry.model)) if is_reference(entry.model) else None
-        given = {name: value for name, value in self._settings.engine_options.items() if self._is_stronger(name)}
+        of_server = self._settings.engine_options
+        given = {name: value for name, value in of_server.items() if self._presets.sets(f"engine.{name}")}
         settings = replace(
             self._settings,
             model=None if reference is not None or entry.model is None else Path(entry.model),
             aliases=(entry.name, *entry.aliases),
             tags=(),
-            engine_options={**self._settings.engine_options, **options, **given},
+            engine_options={**of_server, **options, **given},
             chat_template=self._settings.chat_template if template is None else template,
         )
         return ModelPreset(
@@ -358,19 +346,15 @@ class PresetSources:
             stop_timeout_s=entry.stop_timeout_s,
         )
 
-    def _is_stronger(self, option: str) -> bool:
-        """Return whether an option of the command line is over the one of the file."""
-        return self._presets.sets(f"engine.{option}")
-
 
 def _as_text(entry: ModelEntry) -> str:
-    """Return an entry as lines of a preset; secrets are left out."""
+    """Return an entry as lines of a preset, without secrets."""
     shown = {"model": entry.model and Path(entry.model).name, **entry.options}
     lines = [f"{key} = {value}" for key, value in shown.items() if value is not None and key != "hf_token"]
     return "\n".join([f"[{entry.name}]", *lines]) + "\n\n"
 
 
-_MAX_BEHIND: Final = 1024  # events; a reader that is further behind loses its oldest
+_MAX_BEHIND: Final = 1024  # events that wait for a reader; further events drop the oldest
 
 VALUES: Final[Mapping[str, str]] = {
     "preparing": "loading",
@@ -382,7 +366,7 @@ VALUES: Final[Mapping[str, str]] = {
     "unloaded": "unloaded",
     "failed": "unloaded",
 }
-"""llama-server's word for each state."""
+"""llama-server's names of the states."""
 
 
 class EventFeed:
@@ -400,12 +384,16 @@ class EventFeed:
             _put(queue, SSE.frame(msgspec.json.encode(members)))
 
     def report(self, status: ModelStatus) -> None:
-        """Send the status of a model if that has changed for llama-server's clients."""
+        """Send the status of a model if it has changed in llama-server's terms."""
         if status.state == "removed":
             self._last.pop(status.name, None)
             self.publish("model_remove", status.name)
             return
-        data = status_data(status)
+        data: dict[str, Any] = {"status": VALUES[status.state]}
+        if data["status"] == "unloaded":
+            data["exit_code"] = int(status.state == "failed")
+        elif status.state == "loading":
+            data["progress"] = {"stages": ["text_model"], "current": "text_model", "value": round(status.progress, 4)}
         if data != self._last.get(status.name, {"status": "unloaded", "exit_code": 0}):
             self._last[status.name] = data
             self.publish("model_status", status.name, data)
@@ -435,16 +423,6 @@ class EventFeed:
             yield next_event
         finally:
             self._queues.remove(queue)
-
-
-def status_data(status: ModelStatus) -> dict[str, Any]:
-    """Return a status as events have it."""
-    data: dict[str, Any] = {"status": VALUES[status.state]}
-    if data["status"] == "unloaded":
-        data["exit_code"] = int(status.state == "failed")
-    elif status.state == "loading":
-        data["progress"] = {"stages": ["text_model"], "current": "text_model", "value": round(status.progress, 4)}
-    return data
 
 
 def _put(queue: asyncio.Queue[bytes | None], event: bytes | None) -> None:

@@ -1,4 +1,4 @@
-"""The application of a server with several models: its state, and the routes that belong to no model. On the event loop."""
+"""The application of a server with several models: its state, and the routes about the server itself. On the event loop."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ ModelQuery = Annotated[str, Query(max_length=512, description="The name of a mod
 
 
 class ModelBody(RequestBody):
-    """The body of what is done with a model. timeout_s: for running requests before it is unloaded; paceline's own."""
+    """The body of requests that load, unload or download a model. timeout_s: for running requests before it is unloaded."""
 
     model: str = Field(max_length=512, min_length=1)
     timeout_s: float | None = Field(
@@ -110,7 +110,7 @@ def build_router_app(
 ) -> FastAPI:
     """Return the application of several models; `app.state.service` is its `RouterService`.
 
-    loader: in place of one of `AsyncLLM`s. Raises `InvalidParams` for wrong presets.
+    loader: in place of a loader of `AsyncLLM`s. Raises `InvalidParams` for wrong presets.
     """
     service = RouterService(settings, presets, loader)
     return server_app(service, _own_routes(service), Middleware(ModelDispatch, settings, service.models))
@@ -127,10 +127,8 @@ def _own_routes(service: RouterService) -> list[Routes]:
         _metrics_routes(service),
         _list_routes(service),
         _management_routes(service),
-        _download_routes(service),
         _props_routes(service),
         _ollama_routes(service),
-        _ollama_model_routes(service),
         ADMINISTRATION_ROUTES,
     ]
 
@@ -220,13 +218,6 @@ def _management_routes(service: RouterService) -> Routes:
         service.begin(models.manager.unload(preset.name, timeout_s=body.timeout_s))
         return {"success": True} | warned
 
-    return router
-
-
-def _download_routes(service: RouterService) -> Routes:
-    router = Routes(RouteFacts(operator=True), tags=["models"])
-    models = service.models
-
     @router.post("/models", summary="Download a model")
     async def download(body: ModelBody) -> dict[str, Any]:
         """Begin to download a model of the Hugging Face Hub into the cache. The events report its progress."""
@@ -295,13 +286,6 @@ def _ollama_routes(service: RouterService) -> Routes:
         """Return the version of Ollama whose API this is, and paceline's own."""
         return json_response({"version": FOLLOWED_VERSION, "paceline": __version__})
 
-    return router
-
-
-def _ollama_model_routes(service: RouterService) -> Routes:
-    router = Routes(RouteFacts(errors=OLLAMA_FORM), tags=["Ollama"], responses=OLLAMA_ERRORS)
-    models = service.models
-
     @router.post("/api/show", summary="Describe a model")
     async def show_one(body: OllamaModelBody) -> Response:
         """Describe a model, by its file where it is not loaded; 404 for a name that there is not."""
@@ -328,20 +312,20 @@ def _ollama_model_routes(service: RouterService) -> Routes:
         try:
             models.preset(name)
         except PacelineError as error:
-            found = routing_error(error)
-            return ollama_error_response(replace(found, message=f"{found.message}; POST /models downloads a model"))
+            api_error = routing_error(error)
+            message = f"{api_error.message}; POST /models downloads a model"
+            return ollama_error_response(replace(api_error, message=message))
         return pull_response(body)
 
     return router
 
 
 class RouterService(Server):
-    """The state of a server with several models. settings: the server's; those of each model are its preset's."""
+    """The state of a server with several models. Each model has the settings of its preset. Arguments as `build_router_app`."""
 
     def __init__(
         self, settings: ServerSettings, presets: ModelPresets, loader: ModelLoader[AsyncLLM] | None = None
     ) -> None:
-        """Read the presets. loader: in place of one of `AsyncLLM`s. Raises `InvalidParams` for wrong presets."""
         super().__init__(settings, ())
         self.feed = EventFeed()
         self.models = RoutedModels(settings, presets, self.kept, self.feed, loader)
@@ -367,7 +351,7 @@ class RouterService(Server):
         return f"{len(names)} models are served by name ({shown or 'none found'}); ready after {seconds:.1f} s"
 
     async def ended(self) -> BaseException | None:
-        """Wait for ever: it does not give up by itself."""
+        """Wait for ever: a router does not give up by itself."""
         await asyncio.Event().wait()
         return None
 
@@ -382,14 +366,14 @@ class RouterService(Server):
     async def aclose(self) -> None:
         """Unload everything, and end downloads."""
         self.drain()
-        await asyncio.gather(self.downloads.aclose(), self.models.aclose())  # a slow hub holds no model up
+        await asyncio.gather(self.downloads.aclose(), self.models.aclose())  # a slow hub delays no model
         for task in tuple(self._tasks):
             task.cancel()
 
     # ---- for middleware and routes
 
     def api_error_of(self, error: BaseException) -> ApiError:
-        """Return an error of a route of the server's own."""
+        """Return an error of one of the server's own routes."""
         return routing_error(error) if isinstance(error, ModelNotFound) else api_error_of(error)
 
     def begin(self, work: Awaitable[Any]) -> None:
@@ -405,8 +389,8 @@ class RouterService(Server):
 
     def cancel(self, request_id: str, tenant: str) -> bool:
         """Cancel the requests with an id of all models; return whether there was any."""
-        found = [service.request_registry.cancel(request_id, tenant) for service in self.models.services()]
-        return any(found)
+        cancelled = [service.request_registry.cancel(request_id, tenant) for service in self.models.services()]
+        return any(cancelled)
 
 
 def _samples(service: RouterService, statuses: Sequence[ModelStatus], ready: Mapping[str, Service]) -> Iterator[Sample]:
