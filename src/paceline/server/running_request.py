@@ -26,7 +26,7 @@ from paceline.server.api_errors import FAILED_FINISH_REASONS, ApiException, Clie
 from paceline.server.in_flight import CHECK_WANTED, ByteReservation, PendingCall, TurnQueue, while_wanted
 from paceline.server.request_context import DisconnectWatcher, RequestContext
 from paceline.server.resumable_streams import conversation_id_of
-from paceline.streaming import FinishReason, StreamChannel, StreamChunk, Usage
+from paceline.streaming import FinishReason, StreamChannel, StreamChunk
 from paceline.streaming.chunk import Completion, completion_of
 
 if TYPE_CHECKING:
@@ -60,18 +60,26 @@ async def start_request(  # noqa: PLR0913 - one request and how it is read
 ) -> RunningRequest:
     """Prepare all prompts in a thread, then submit all of them or none.
 
-    options: keywords of `RequestOptions`. streaming: whether chunks are read as they come. resumable: whether they are sent as
-    well, as an `EventStream`; with the header X-Conversation-Id it then outlives its client. The request's body must have been
-    read. Use the `RunningRequest` as a context manager. Raises what is wrong with params or options, `QueueFull`,
-    `EngineStopped`, `ApiException`; then nothing runs.
+    The request's body must have been read. Use the `RunningRequest` as a context manager. Raises errors of params or options,
+    `QueueFull`, `EngineStopped`, `ApiException`; then nothing runs.
+
+    Args:
+        service: The service.
+        request: The HTTP request.
+        prompts: The prompts.
+        params: The sampling parameters of each prompt.
+        options: Keywords of `RequestOptions`.
+        streaming: Whether chunks are read as they come.
+        resumable: Whether chunks are sent as an `EventStream`, which outlives its client with the header X-Conversation-Id.
+        keeps_stream: Whether streamed chunks are also kept, for the end of the response.
     """
     context = RequestContext.of(request.scope)
 
     def prepare(engine: EngineClient) -> list[Request]:
         check_num_prompts(engine, options.get("tenant", ""), len(prompts), params.n)
-        wanted = streamed_or_whole(options, params, streaming=streaming, waited_s=context.waited_s)
-        kept = params if streaming and not keeps_stream else with_logprobs_limit(params, engine, len(prompts))
-        return [engine.prepare(prompt, kept, wanted) for prompt in while_wanted(prompts)]
+        request_options = streamed_or_whole(options, params, streaming=streaming, waited_s=context.waited_s)
+        limited = params if streaming and not keeps_stream else with_logprobs_limit(params, engine, len(prompts))
+        return [engine.prepare(prompt, limited, request_options) for prompt in while_wanted(prompts)]
 
     has_text = any(isinstance(prompt, str) or has_media(prompt) for prompt in prompts)
     num_bytes = None if has_text or "suffix" in options else 0
@@ -98,10 +106,7 @@ async def start_prepared(  # noqa: PLR0913 - as `start_request`
     num_bytes: int | None = None,
     keeps_stream: bool = False,
 ) -> RunningRequest:
-    """Submit what `prepare` returns, which is called as `run_in_turn` calls it; otherwise as `start_request`.
-
-    keeps_stream: whether all that is streamed is kept as well, for the end of the response.
-    """
+    """Submit the requests that `prepare` returns, which `run_in_turn` calls with `num_bytes`; otherwise as `start_request`."""
     service.check_accepting()
     engine = service.engine()
     context = RequestContext.of(request.scope)
@@ -151,14 +156,13 @@ async def run_in_turn(
         request: The HTTP request.
         function: Called once; `while_wanted` ends it early.
         options: Keywords of `RequestOptions`; their timeouts count from now.
-        num_bytes: Bytes of the texts; None: those of the request's body.
-        watcher: The watcher of the request's client, or one of no client if the request outlives it; None if none is active.
+        num_bytes: Bytes of the texts; None: the bytes of the request's body.
+        watcher: The watcher of the request's client; None if none is active.
 
     Raises:
         DeadlineExceeded: The request ran out of time before its turn.
         Cancelled: It was cancelled by its id before its turn.
         ClientDisconnected: Its client disconnected before its turn, or between two texts.
-        Exception: The function's.
     """
     reservation, context = ByteReservation.current.get(), RequestContext.of(request.scope)
     own = DisconnectWatcher(request.receive) if watcher is None else watcher
@@ -172,7 +176,7 @@ async def run_in_turn(
         work = asyncio.get_running_loop().run_in_executor(None, scope.run, _unless_left, function)
         if queue is not None:
             work.add_done_callback(lambda _: queue.leave(context.tenant, size))
-        return await asyncio.shield(work)  # a thread goes on when its task is cancelled, and its turn with it
+        return await asyncio.shield(work)  # a thread, and with it the turn, goes on when its task is cancelled
     finally:
         if watcher is None:
             own.close()
@@ -218,14 +222,14 @@ def _unless_left(function: Callable[[], T]) -> T:
 
 
 def timeouts_of(options: object) -> dict[str, float]:
-    """Return the timeouts of `RequestOptions`, of its keywords or of a body. `RequestOptions` refuses malformed values."""
+    """Return the valid timeouts of `RequestOptions`, its keywords or a body; `RequestOptions` refuses the others."""
     given = options if isinstance(options, Mapping) else {name: getattr(options, name) for name in TIMEOUTS}
     numbers = {name: given.get(name) for name in TIMEOUTS}
     return {name: value for name, value in numbers.items() if isinstance(value, (int, float)) and value > 0}
 
 
 def less_waited(options: Mapping[str, Any], waited_s: float) -> dict[str, Any]:
-    """Return options with the rest of their timeouts after a wait; at least a millisecond, so that the engine ends them."""
+    """Return options with the rest of their timeouts after a wait: at least 1 ms, so that the engine ends the request."""
     rest = {name: max(value - waited_s, 0.001) for name, value in timeouts_of(options).items()} if waited_s else {}
     return {**options, **rest}
 
@@ -233,10 +237,7 @@ def less_waited(options: Mapping[str, Any], waited_s: float) -> dict[str, Any]:
 def streamed_or_whole(
     options: Mapping[str, Any], params: SamplingParams, *, streaming: bool, waited_s: float = 0.0
 ) -> RequestOptions:
-    """Return the options of a request, for chunks that are sent as they come or all at once.
-
-    options: as keywords. waited_s: seconds of its timeouts that have passed.
-    """
+    """Return the options of a request, from keywords. waited_s: seconds of its timeouts that have passed."""
     options = less_waited(options, waited_s)
     if streaming:
         num_tokens = MAX_BUFFERED_TOKENS
@@ -249,8 +250,8 @@ def streamed_or_whole(
 def with_logprobs_limit(params: SamplingParams, engine: EngineClient, num_prompts: int = 1) -> SamplingParams:
     """Return params with a max_tokens by which log-probabilities fit a response, unless they have a max_tokens.
 
-    Without max_tokens, choices that get so long end with the finish reason LENGTH, as they do at the end of the context. Half of
-    a response is left to the log-probabilities of prompts, if there are any.
+    Longer choices end with the finish reason LENGTH, as at the end of the context. Half of a response is left to the
+    log-probabilities of prompts, if there are any.
     """
     if params.logprobs is None or params.max_tokens is not None:
         return params
@@ -264,10 +265,7 @@ def with_logprobs_limit(params: SamplingParams, engine: EngineClient, num_prompt
 def check_response_size(requests: Sequence[Request], max_positions: int, *, streaming: bool) -> None:
     """Raise `InvalidParams` if a response could have more log-probabilities or repeated text than the server returns.
 
-    Args:
-        requests: The engine's requests of one HTTP request.
-        max_positions: Positions of a sequence.
-        streaming: Whether generated tokens are sent as they come; then only tokens count that may wait for the client.
+    max_positions: of a sequence. streaming: whether only the tokens count that may wait for the client.
     """
     check_repeated_chars("echo", sum(len(request.echo) * request.params.n for request in requests))
     num_scored = num_generated = 0
@@ -298,7 +296,7 @@ def check_response_size(requests: Sequence[Request], max_positions: int, *, stre
 
 
 def check_repeated_chars(field: str, num_chars: int) -> None:
-    """Raise `InvalidParams` if a response would repeat too many characters of prompts. field: which makes it repeat them."""
+    """Raise `InvalidParams` if a response would repeat too many characters of prompts. field: the field that asks for it."""
     if num_chars > MAX_REPEATED_CHARS:
         raise InvalidParams(
             f"{field}: the response would have {num_chars} characters of prompts, once for each choice, and may have "
@@ -307,7 +305,7 @@ def check_repeated_chars(field: str, num_chars: int) -> None:
 
 
 def check_num_prompts(engine: EngineClient, tenant: str, num_prompts: int, num_choices: int) -> None:
-    """Raise `InvalidParams` for more prompts than a tenant may have open, or prompts times choices than the queue has places."""
+    """Raise `InvalidParams` if a tenant may not have so many open prompts, or the queue too few places for all choices."""
     most = engine.config.num_slots + engine.config.max_queue
     if num_prompts > engine.most_requests(tenant):
         most, num_choices = engine.most_requests(tenant), 1
@@ -369,10 +367,7 @@ class RunningRequest:
             yield self._noted(batch)
 
     async def collect(self) -> list[Completion]:
-        """Wait for the completions, in the order of the prompts.
-
-        Raises the error of one that failed, `ClientDisconnected` after a disconnection.
-        """
+        """Wait for the completions, in the order of the prompts. Raises the first failure, or `ClientDisconnected`."""
         return await collect(self, self._params)
 
     def cancel(self) -> None:
@@ -395,7 +390,7 @@ class RunningRequest:
         self.close()
 
     def _noted(self, batch: ChunkBatch) -> ChunkBatch:
-        """Note finished sequences; give endings by the engine's shutdown the reason that the service has for it."""
+        """Note finished sequences; add the service's reason to endings by the engine's shutdown."""
         for _, chunk in batch:
             if chunk.usage is not None and chunk.finish_reason is not None:
                 self._context.finished.append((chunk.finish_reason, chunk.usage))
@@ -441,7 +436,7 @@ class ChunkSource(Protocol[C]):
 
 
 async def collect(source: ChunkSource[StreamChunk], params: SamplingParams) -> list[Completion]:
-    """Read a source to its end and return the completions; see `RunningRequest.collect`. params: the request's."""
+    """Read a source to its end and return the completions as `RunningRequest.collect` does."""
     parts: list[list[StreamChunk]] = [[] for _ in source.prompts]
     async for batch in source.batches():
         for index, chunk in batch:
@@ -499,7 +494,7 @@ async def _read_all(channels: Sequence[StreamChannel]) -> AsyncIterator[ChunkBat
 
 
 class ChunkSourceWrapper:
-    """Base of sources that alter the chunks of another one: they define `batches`."""
+    """Base of sources that alter the chunks of a source, by a method `batches`."""
 
     def __init__(self, source: ChunkSource[StreamChunk]) -> None:
         self._source = source
@@ -538,9 +533,12 @@ ReadSlots = Callable[[], Awaitable[SlotsSnapshot]]
 
 
 class ProgressChunk(StreamChunk, frozen=True, kw_only=True):
-    """Prefill progress: `processed` prompt tokens are in memory, `cache` of them were not computed.
+    """Prefill progress.
 
-    elapsed_s: since the request got its slot; 0 in the first one, when nothing is computed.
+    Attributes:
+        cache: The number of cached prompt tokens.
+        processed: The number of prompt tokens in memory.
+        elapsed_s: The time since the request got its slot; 0 before anything is computed.
     """
 
     cache: int
@@ -558,10 +556,15 @@ class ProgressChunk(StreamChunk, frozen=True, kw_only=True):
 
 
 class ProgressSource(ChunkSourceWrapper):
-    """Adds `ProgressChunk`s before the first chunk of the only prompt.
+    """Adds `ProgressChunk`s before the first chunk of the only prompt: from its cached tokens to the whole prompt.
 
-    The first of them reports the cached tokens, the last one the whole prompt, each more than the one before.
-    tenant, request_id: the request's own; clock: seconds from any point on.
+    Args:
+        source: The source.
+        read_slots: Reads the engine's slots.
+        tenant: The request's tenant.
+        request_id: The request's id.
+        clock: A monotonic clock.
+        interval_s: Seconds between two reads.
     """
 
     def __init__(
@@ -575,21 +578,26 @@ class ProgressSource(ChunkSourceWrapper):
     ) -> None:
         super().__init__(source)
         self._read_slots, self._interval_s = read_slots, interval_s
-        self._mine = (tenant, request_id, len(source.prompts[0]))
-        self._steps = _ProgressSteps(len(source.prompts[0]), clock)
+        self._num_prompt, self._clock = len(source.prompts[0]), clock
+        self._mine = (tenant, request_id, self._num_prompt)
+        self._began_s: float | None = None
+        self._num_cached = self._num_processed = 0
 
     async def batches(self) -> AsyncIterator[ChunkBatch]:
         """Yield progress until the first token, then the chunks of the wrapped source."""
-        inner, steps = self._source.batches(), self._steps
+        inner = self._source.batches()
         coming: asyncio.Future[ChunkBatch | None] = asyncio.ensure_future(_next(inner))
         try:
             while not coming.done():
-                if chunks := steps.seen(await self._slot()):
+                if (slot := await self._slot()) is not None and (chunks := self._of_slot(slot)):
                     yield chunks
                 await asyncio.wait({coming}, timeout=self._interval_s)
             first = coming.result()
         finally:
-            await _cancel_and_wait(coming)
+            if not coming.done():
+                coming.cancel()
+                with suppress(asyncio.CancelledError):
+                    await coming  # it has released its source then
         if first is None:
             return
         yield [*await self._last_steps(first, inner), *first]
@@ -597,81 +605,45 @@ class ProgressSource(ChunkSourceWrapper):
             yield batch
 
     async def _last_steps(self, first: ChunkBatch, inner: AsyncIterator[ChunkBatch]) -> ChunkBatch:
-        """Return the progress up to the whole prompt.
-
-        Appends to `first` the chunks that arrive before the number of cached tokens is known.
-        """
-        while not self._steps.has_begun:
-            if (usage := _usage(first)) is not None:
-                return self._steps.all_of(usage)
-            if chunks := self._steps.seen(await self._slot()):
-                return [*chunks, *self._steps.rest()]
+        """Return the progress up to the whole prompt. Chunks that come before its cached tokens are known go to `first`."""
+        while self._began_s is None:
+            usage = next((chunk.usage for _, chunk in first if chunk.usage is not None), None)
+            if usage is not None:  # it ended before its slot was read
+                return self._progress(self._num_prompt, usage.cached_tokens, usage.prefill_s)
+            if (slot := await self._slot()) is not None:
+                return [*self._of_slot(slot), *self._progress(self._num_prompt)]
             if (more := await _next(inner)) is None:  # the slot is free, so this has the end; or the worker is replaced
                 return []
             first += more
-        return self._steps.rest()
+        return self._progress(self._num_prompt)
 
     async def _slot(self) -> SlotView | None:
-        """Return the request's slot, if it has one. Ids are the clients', and another request may have the same."""
+        """Return the request's slot, if it has one. Clients choose ids, so another request may have the same id."""
         try:
             slots = await self._read_slots()
         except WorkerUnresponsive:  # the stream goes on with it, or with the next worker
             return None
-        for slot in slots:
-            if (slot.tenant, slot.request_id, slot.num_prompt_tokens) == self._mine:
-                return slot
-        return None
+        mine = (slot for slot in slots if (slot.tenant, slot.request_id, slot.num_prompt_tokens) == self._mine)
+        return next(mine, None)
 
+    def _of_slot(self, slot: SlotView) -> ChunkBatch:
+        return self._progress(min(slot.num_computed_tokens, self._num_prompt), slot.num_cached, slot.running_s)
 
-class _ProgressSteps:
-    """Creates progress chunks, each with more of the prompt than the one before."""
-
-    def __init__(self, num_prompt: int, clock: Callable[[], float]) -> None:
-        self._num_prompt, self._clock = num_prompt, clock
-        self._began_s, self._cache, self._processed = 0.0, 0, 0
-        self.has_begun = False
-
-    def seen(self, slot: SlotView | None) -> ChunkBatch:
-        """Return the progress that a request's slot shows."""
-        if slot is None:
-            return []
-        chunks = [] if self.has_begun else self._begin(slot.num_cached, slot.running_s)
-        return [*chunks, *self._upto(min(slot.num_computed_tokens, self._num_prompt))]
-
-    def all_of(self, usage: Usage) -> ChunkBatch:
-        """Return the progress of a request that ended before its slot was read."""
-        return [*self._begin(usage.cached_tokens, usage.prefill_s), *self.rest()]
-
-    def rest(self) -> ChunkBatch:
-        """Return the progress at the first token: the whole prompt."""
-        return self._upto(self._num_prompt)
-
-    def _begin(self, cache: int, running_s: float) -> ChunkBatch:
-        self.has_begun = True
-        self._began_s, self._cache, self._processed = self._clock() - running_s, cache, cache
-        return [(0, self._chunk(0.0))]
-
-    def _upto(self, processed: int) -> ChunkBatch:
-        if processed <= self._processed:
-            return []
-        self._processed = processed
-        return [(0, self._chunk(self._clock() - self._began_s))]
+    def _progress(self, num_processed: int, num_cached: int = 0, running_s: float = 0.0) -> ChunkBatch:
+        """Return the progress since the last call. num_cached, running_s: for the first call."""
+        chunks = []
+        if self._began_s is None:
+            self._began_s = self._clock() - running_s
+            self._num_cached = self._num_processed = num_cached
+            chunks.append(self._chunk(0.0))
+        if num_processed > self._num_processed:
+            self._num_processed = num_processed
+            chunks.append(self._chunk(self._clock() - self._began_s))
+        return [(0, chunk) for chunk in chunks]
 
     def _chunk(self, elapsed_s: float) -> ProgressChunk:
-        return ProgressChunk(index=0, cache=self._cache, processed=self._processed, elapsed_s=elapsed_s)
-
-
-def _usage(batch: ChunkBatch) -> Usage | None:
-    return next((chunk.usage for _, chunk in batch if chunk.usage is not None), None)
+        return ProgressChunk(index=0, cache=self._num_cached, processed=self._num_processed, elapsed_s=elapsed_s)
 
 
 async def _next(batches: AsyncIterator[ChunkBatch]) -> ChunkBatch | None:
     return await anext(batches, None)
-
-
-async def _cancel_and_wait(task: asyncio.Future[Any]) -> None:
-    """Cancel a task and wait until it has released its source."""
-    if not task.done():
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task

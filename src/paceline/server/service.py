@@ -1,6 +1,6 @@
 """The state that all routes share: settings, engine, requests in flight. On the event loop.
 
-The model is loaded in the background, so that the port can be open meanwhile.
+The model is loaded in the background, so that the port is open meanwhile.
 """
 
 from __future__ import annotations
@@ -94,17 +94,17 @@ class KeptForClients:
     @staticmethod
     def of(scope: MutableMapping[str, Any]) -> KeptForClients:
         """Return the state of the server that a request came to."""
-        found: KeptForClients = scope["app"].state.service.kept
-        return found
+        kept: KeptForClients = scope["app"].state.service.kept
+        return kept
 
 
 class Server(ABC):
-    """The state of a server that its middleware and its process use: `Service` has one model, `RouterService` several.
+    """The state of a server for its middleware and its process: `Service` has one model, `RouterService` several.
 
     Attributes:
-        settings: The settings, as resolved.
+        settings: The settings.
         names: The names of the model, its id first; empty for several models.
-        created: When the server began, in Unix seconds.
+        created: The start of the server, in Unix seconds.
         kept: State for clients that come back.
         in_flight: The HTTP requests in progress.
         http_metrics: Counters of HTTP requests.
@@ -113,6 +113,8 @@ class Server(ABC):
         page: The web page.
         is_draining: Whether the server accepts no new requests.
         loaded: Set when the server is ready, or has failed.
+        is_loaded: Whether requests can run.
+        failure: The reason why the server cannot serve; None if it can.
     """
 
     def __init__(self, settings: ServerSettings, names: tuple[str, ...], kept: KeptForClients | None = None) -> None:
@@ -123,22 +125,13 @@ class Server(ABC):
         max_bytes = _DEFAULT_BODIES * settings.max_body_bytes if total is None else total
         self.body_budget = ByteBudget(max_bytes, is_shared=has_tenants(settings.api_keys))
         self.page = WebPage.of(settings)
-        self.is_draining = False
+        self.is_draining = self.is_loaded = False
         self.loaded = asyncio.Event()
-
-    @property
-    @abstractmethod
-    def is_loaded(self) -> bool:
-        """Whether requests can run."""
-
-    @property
-    def failure(self) -> BaseException | None:
-        """The reason why the server cannot serve; None if it can."""
-        return None
+        self.failure: BaseException | None = None
 
     @abstractmethod
     def ready_line(self, seconds: float) -> str:
-        """Return the line to print when the server is ready, after so many seconds."""
+        """Return the line to print when the server is ready. seconds: the time from its start."""
 
     @abstractmethod
     async def start(self) -> None:
@@ -169,7 +162,7 @@ class Service(Server):
     """One model and its state.
 
     Attributes:
-        closing_error: Why its engine is being closed while the server goes on; streams that end by it report this.
+        closing_error: The reason why its engine is being closed while the server goes on; reported by streams that this ends.
         media_marker: The text that stands for an image in prompts of llama-server's API.
         media_fetcher: None if nothing is fetched.
     """
@@ -182,9 +175,16 @@ class Service(Server):
         kept: KeptForClients | None = None,
         is_managed: bool = False,
     ) -> None:
-        """llm: None for a `ModelFront` of the settings. kept: None for one of its own. is_managed: whether llm is loaded already.
+        """Check the options.
 
-        Raises `InvalidParams` for invalid engine options.
+        Args:
+            settings: The settings.
+            llm: The model; None: a `ModelFront` of the settings.
+            kept: State that several services share; None: its own.
+            is_managed: Whether `llm` is loaded already.
+
+        Raises:
+            InvalidParams: An engine option is invalid.
         """
         names = settings.aliases or (("paceline-demo",) if settings.model is None else (settings.model.name,))
         super().__init__(settings, names, kept)
@@ -200,10 +200,8 @@ class Service(Server):
         self._is_managed = is_managed
         self._loading: asyncio.Task[None] | None = None
         self._following: asyncio.Task[EngineStopped | None] | None = None
-        self._lost_adapters: set[str] = set()  # that could not be loaded with the model's next version
-        self._is_loaded = False
+        self._lost_adapters: set[str] = set()  # adapters that do not fit the model's new version
         self._loading_since_s = time.monotonic()
-        self._failure: BaseException | None = None
         self._model_sampling: dict[str, Any] = {}
         self._chat: ChatFormat | None = None
         self._why_no_chat = _NO_TEMPLATE
@@ -211,23 +209,19 @@ class Service(Server):
 
     @staticmethod
     def of(scope: MutableMapping[str, Any]) -> Service:
-        """Return the service of the model that a request is for."""
-        found: Service = scope[SERVICE]
-        return found
+        """Return the service of a request's model."""
+        service: Service = scope[SERVICE]
+        return service
 
     def part(self, make: Callable[[Service], P]) -> P:
-        """Return the object that `make` has made of this service, once: state of the routes of an API."""
-        found: P = self._parts[make] if make in self._parts else self._parts.setdefault(make, make(self))
-        return found
+        """Return the object that `make` makes of this service, once: state of the routes of an API."""
+        part: P = self._parts[make] if make in self._parts else self._parts.setdefault(make, make(self))
+        return part
 
     # ---- life
 
     async def start(self) -> None:
-        """Begin to load the model."""
-        self.start_loading()
-
-    def start_loading(self) -> None:
-        """Start loading in the background. Idempotent. `loaded` is set at the end, also after a failure."""
+        """Begin to load the model in the background. Idempotent. `loaded` is set at the end, also after a failure."""
         if self._loading is None:
             self._loading_since_s = time.monotonic()
             self._loading = asyncio.create_task(self._load())
@@ -235,11 +229,11 @@ class Service(Server):
     async def _load(self) -> None:
         try:
             await self._start(self._front)
-            self._is_loaded = True
+            self.is_loaded = True
             if isinstance(self._front, ModelFront):
                 self._following = asyncio.create_task(self._follow_engine(self._front))
         except Exception as error:  # noqa: BLE001 - reported by routes and the exit code
-            self._failure = error
+            self.failure = error
             if not self.is_draining:
                 _log.error("the model could not be loaded: %s", error)
         finally:
@@ -265,24 +259,24 @@ class Service(Server):
             self._why_no_chat = f"the model's chat template cannot be used: {error}"
 
     async def _follow_engine(self, front: ModelFront) -> EngineStopped | None:
-        """Wait for the engine's end, and load the model again if its file was replaced. Return why an engine gave up."""
+        """Wait for the engine's end, and load the model again if its file was replaced. Return the reason of another end."""
         while True:
             reason = await asyncio.wrap_future(front.engine.ended)
             if not isinstance(reason, ModelChanged) or self.is_draining:
                 return reason
-            self._is_loaded = False
+            self.is_loaded = False
             self.engine_watch.end("unloaded")
             if self.settings.model_changed == "refuse":
-                self._failure = reason
+                self.failure = reason
                 _log.error("requests are refused from now on: %s", reason)
                 await asyncio.Event().wait()
             front = await self._reload(front)
 
     async def _reload(self, old: ModelFront) -> ModelFront:
-        """Load the model again, until that succeeds: its file may be incomplete as yet."""
+        """Load the model again until this succeeds: its file may be incomplete."""
         adapters, num_frozen = old.engine.loras(), gc.get_freeze_count()
         await old.aclose()
-        gc.unfreeze()  # cycles with the old engine are freed
+        gc.unfreeze()  # so that cycles with the old engine are freed
         _log.warning("the model is loaded again, since a file of it was replaced")
         wait_s = 1.0
         while True:
@@ -293,12 +287,12 @@ class Service(Server):
                 await asyncio.to_thread(self._load_adapters, front, adapters)
                 break
             except Exception as error:  # noqa: BLE001 - reported by routes until the model is loaded
-                self._failure = error
+                self.failure = error
                 _log.error("the model could not be loaded again, next attempt in %.0f s: %s", wait_s, error)
             await front.aclose()
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
-        self._failure, self._is_loaded = None, True
+        self.failure, self.is_loaded = None, True
         self.engine_watch = EngineWatch(self.engine, self._why_ended)
         if num_frozen:
             gc.collect()
@@ -306,7 +300,7 @@ class Service(Server):
         return front
 
     def _load_adapters(self, front: ModelFront, adapters: Sequence[LoraAdapter]) -> None:
-        """Load the adapters that clients have loaded. Requests for an adapter that does not fit the model any more get a 404."""
+        """Load the adapters that clients had loaded. Requests for an adapter that does not fit any more get a 404."""
         known = {adapter.name for adapter in front.engine.loras()}
         for adapter in adapters:
             if adapter.name in known:
@@ -326,7 +320,7 @@ class Service(Server):
     async def aclose(self) -> None:
         """Close the engine; running requests end with SHUTDOWN."""
         self.drain()
-        if self._following is not None and not self._is_loaded:
+        if self._following is not None and not self.is_loaded:
             self._following.cancel()
             await asyncio.wait((self._following,))
         await self._front.aclose()
@@ -334,7 +328,7 @@ class Service(Server):
             await self._loading
 
     def unload(self, error: PacelineError) -> None:
-        """Note that the engine is being closed while the server goes on. error: reported by the streams that this ends."""
+        """Note that the engine is being closed while the server goes on. error: as `closing_error`."""
         self.closing_error = error
         self.engine_watch.end("unloaded")
 
@@ -342,26 +336,16 @@ class Service(Server):
         return "shutdown" if self.is_draining else "unloaded" if self.closing_error is not None else "failed"
 
     @property
-    def failure(self) -> BaseException | None:
-        """The error that loading failed with; None if it has not failed."""
-        return self._failure
-
-    @property
     def progress(self) -> float:
-        """How much of the model is loaded, 0 to 1."""
-        return 1.0 if self._is_loaded else getattr(self._front, "progress", 0.0)
-
-    @property
-    def is_loaded(self) -> bool:
-        """Whether the model is loaded."""
-        return self._is_loaded
+        """The share of the model that is loaded, 0 to 1."""
+        return 1.0 if self.is_loaded else getattr(self._front, "progress", 0.0)
 
     def ready_line(self, seconds: float) -> str:
         """Return the line to print when the model is loaded, after `seconds`."""
         return f"{self.names[0]} is ready after {seconds:.1f} s ({self.engine().config.num_slots} slots)"
 
     async def ended(self) -> BaseException | None:
-        """Wait for the engine's end; return the reason if it gave up by itself. A model that is loaded again goes on."""
+        """Wait for the engine's end; return the reason if it gave up by itself. Reloads of the model are no end."""
         if self._following is not None:
             return await asyncio.shield(self._following)
         return await asyncio.wrap_future(self.engine().ended)
@@ -370,19 +354,19 @@ class Service(Server):
 
     def engine(self) -> EngineClient:
         """Return the engine. Raises `ModelLoading` (503) before it is loaded, `ModelLoadFailed` after a failure."""
-        if self._is_loaded:
+        if self.is_loaded:
             return self._front.engine
-        if self._failure is not None:
-            raise ModelLoadFailed(self._failure)
+        if self.failure is not None:
+            raise ModelLoadFailed(self.failure)
         raise ModelLoading(self.progress, estimate_remaining_s(self.progress, time.monotonic() - self._loading_since_s))
 
     def wake(self) -> None:
         """Start a sleeping engine's process again, without waiting for it."""
-        if self._is_loaded:
+        if self.is_loaded:
             self._front.engine.wake()
 
     def set_lora_scales(self, scales: Mapping[str, float]) -> None:
-        """Set the scales of adapters for requests without a `lora` of their own, in all APIs."""
+        """Set the scales of adapters for requests without `lora`, in all APIs."""
         self.settings = replace(self.settings, lora_scales=dict(scales))
 
     def check_accepting(self) -> None:
@@ -409,10 +393,7 @@ class Service(Server):
             raise QueueFull("as many requests are open as may be; try again later")
 
     def check_worker(self) -> None:
-        """Raise `WorkerCrashLoop` or `WorkerHung` (503) while no worker can serve; requests may still come, and wait.
-
-        The former while no worker is ready after several crashes in a row, the latter while one hangs or is replaced for that.
-        """
+        """Raise `WorkerCrashLoop` or `WorkerHung` (503) while no worker can serve; requests are still accepted, and wait."""
         heartbeat = self.engine().heartbeat()
         if heartbeat.state == "crash_loop":
             raise WorkerCrashLoop(heartbeat.num_crashes, heartbeat.restart_in_s)
@@ -421,7 +402,7 @@ class Service(Server):
 
     def retry_after_s(self) -> int:
         """Estimate the seconds until the requests that wait now have started."""
-        if not self._is_loaded:
+        if not self.is_loaded:
             return DEFAULT_RETRY_S
         engine = self._front.engine
         return self._completion_rate.estimate_wait_s(max(1, engine.num_open - engine.config.num_slots))
@@ -439,9 +420,8 @@ class Service(Server):
 
     def adapters(self) -> tuple[LoraAdapter, ...]:
         """Return the LoRA adapters that a request may name in place of the model; none before the model is loaded."""
-        if not self._is_loaded:
-            return ()
-        return tuple(adapter for adapter in self._front.engine.loras() if adapter.name not in self.names)
+        loras = self._front.engine.loras() if self.is_loaded else ()
+        return tuple(adapter for adapter in loras if adapter.name not in self.names)
 
     @property
     def known_names(self) -> tuple[str, ...]:
@@ -451,28 +431,25 @@ class Service(Server):
     def adapter_named(self, model: str | None) -> str | None:
         """Return the adapter that a request's `model` names, with or without Ollama's default tag; None: the model.
 
-        Names that are not known are the one model's: programs send what they were written with. Raises `ApiException` (404) for
-        one that was an adapter's until clients unloaded it.
+        Unknown names mean the only model, as many programs send a fixed name. Raises `ApiException` (404) for the name of an
+        adapter that was unloaded.
         """
         if model is None:
             return None
         spellings = (model, model.removesuffix(":latest"))
-        if not self._is_loaded or not {*spellings}.isdisjoint(self.names):
+        if not self.is_loaded or not {*spellings}.isdisjoint(self.names):
             return None
         names = {adapter.name for adapter in self.adapters()}
-        found = next((name for name in spellings if name in names), None)
+        adapter = next((name for name in spellings if name in names), None)
         was_unloaded = self._front.engine.was_lora_unloaded
-        if found is None and any(was_unloaded(name) or name in self._lost_adapters for name in spellings):
+        if adapter is None and any(was_unloaded(name) or name in self._lost_adapters for name in spellings):
             nearest = nearest_names(spellings[1], (*self.names, *names))
             message = f"model: {model[:200]!r} is not here any more, the LoRA adapter was unloaded; {nearest}"
             raise invalid_request(message, "model", "model_not_found", status=404)
-        return found
+        return adapter
 
     def options(self, request: Request, model: str | None = None) -> dict[str, Any]:
-        """Return keywords of `RequestOptions` that follow from the HTTP request, its `model` and the settings.
-
-        Raises as `adapter_named`.
-        """
+        """Return keywords of `RequestOptions` by the HTTP request, its `model` and the settings. Raises as `adapter_named`."""
         context, adapter = RequestContext.of(request.scope), self.adapter_named(model)
         return {
             "request_id": context.request_id or None,
@@ -483,10 +460,10 @@ class Service(Server):
         }
 
     async def request_media(self, *values: object, in_chat: bool = False) -> RequestMedia:
-        """Return the reader of a request's images; those at URLs are fetched, where that is allowed.
+        """Return the reader of a request's images. Images at URLs are fetched, if this is allowed.
 
-        values: the parts of the request's body that may have images. in_chat: as `RequestMedia` has it. Raises as `engine`;
-        `ServerDraining` and `QueueFull` where images would be fetched for a request that is rejected.
+        values: the parts of the request's body that may have images. in_chat: as in `RequestMedia`. Raises as `engine`;
+        `ServerDraining` and `QueueFull` before images are fetched for a request that would be rejected.
         """
         engine, fetcher, most = self.engine(), self.media_fetcher, self.settings.max_images
         if fetcher is None:
@@ -509,18 +486,18 @@ class Service(Server):
             raise Unsupported(self._why_no_chat)
         return self._chat
 
-    def chat_options(self, wanted: ChatOptions) -> ChatOptions:
+    def chat_options(self, options: ChatOptions) -> ChatOptions:
         """Return a request's options, with the server's for thinking and parsing unless the request sets them."""
         settings = self.settings
         budget = None if settings.reasoning_budget == -1 else settings.reasoning_budget
         return replace(
-            wanted,
-            thinking_budget=budget if wanted.thinking_budget is None else wanted.thinking_budget,
-            thinking_message=wanted.thinking_message or settings.reasoning_budget_message,
-            skip_parsing=wanted.skip_parsing or settings.skip_chat_parsing,
-            untagged_calls=wanted.untagged_calls and settings.untagged_calls,
+            options,
+            thinking_budget=budget if options.thinking_budget is None else options.thinking_budget,
+            thinking_message=options.thinking_message or settings.reasoning_budget_message,
+            skip_parsing=options.skip_parsing or settings.skip_chat_parsing,
+            untagged_calls=options.untagged_calls and settings.untagged_calls,
         )
 
     def template_variables(self, variables: Mapping[str, Any], effort: str | None = None) -> dict[str, Any]:
-        """Return the server's variables for the template, with a request's own and its reasoning effort over them."""
+        """Return the variables for the template: the server's, overridden by the request's and its reasoning effort."""
         return template_kwargs({**self.settings.chat_template_kwargs, **variables}, effort)

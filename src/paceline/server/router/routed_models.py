@@ -208,7 +208,7 @@ class RoutedModels:
             self._services.add(service)
             if self._is_loaded(name):
                 self._served[name] = served
-            service.start_loading()
+            await service.start()
         service = served[2]
         await service.loaded.wait()
         if service.failure is not None:

@@ -337,12 +337,8 @@ class RouterService(Server):
     async def start(self) -> None:
         """Begin to load the models that are loaded on startup."""
         await self.models.start()
+        self.is_loaded = True
         self.loaded.set()
-
-    @property
-    def is_loaded(self) -> bool:
-        """Whether requests can run."""
-        return self.loaded.is_set()
 
     def ready_line(self, seconds: float) -> str:
         """Return the line to print when the server is ready."""
