@@ -131,8 +131,6 @@ def num_refused(max_number: int) -> int:
 
 
 class _ResponseTransport:
-    """The transport as uvicorn's cycle of a request sees it."""
-
     def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
         self.write, self.is_closing, self.close = transport.write, transport.is_closing, close
 
@@ -269,11 +267,9 @@ class Connection(HttpToolsProtocol):
             self._wait()
 
     def _is_idle(self) -> bool:
-        """Return whether no request is in progress."""
         return not self.pipeline and (self._current is None or self._current.response_complete)
 
     def _wait(self) -> None:
-        """Wait for a request, unless its head has begun to arrive."""
         self._all_open.wait(self, self._evict)
         if not self._is_in_head:
             self._expect_within(self._settings.keep_alive_s)

@@ -6,7 +6,7 @@ The page lets people set the sampling parameters of `sampling_table` that have a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Annotated, Any, Final
 
@@ -26,6 +26,7 @@ from paceline.server.engine_watch import EventReader, engine_facts
 from paceline.server.exposition import METRICS_OFF, engine_metrics
 from paceline.server.json_bodies import PLAIN_TEXT, json_response
 from paceline.server.request_context import RequestContext
+from paceline.server.resumable_streams import NextBytes
 from paceline.server.routes import RouteFacts, Routes
 from paceline.server.service import Service
 from paceline.server.settings import ServerSettings
@@ -64,7 +65,8 @@ def routes() -> Routes:
             max_nodes=max_nodes,
             num_past=history,
         )
-        return LiveEvents(NAMED_SSE, service.settings.heartbeat_s, _framed_events(reader))
+        heartbeat_s = service.settings.heartbeat_s
+        return LiveEvents(_framed_events(reader), ping=NAMED_SSE.ping, heartbeat_s=heartbeat_s)
 
     return router
 
@@ -89,7 +91,7 @@ def metrics_routes() -> Routes:
 
 
 @contextmanager
-def _framed_events(reader: EventReader) -> Iterator[Callable[[], Awaitable[tuple[bytes, bool]]]]:
+def _framed_events(reader: EventReader) -> Iterator[NextBytes]:
     async def next_event() -> tuple[bytes, bool]:
         event = await reader.next()
         return named_event(event.name.encode(), msgspec.json.encode(event.members)), event.name == "end"

@@ -283,7 +283,6 @@ async def _outcome(asked: Future[EngineActivity]) -> EngineActivity | None:
 
 
 def _rss_bytes(pid: int | None) -> int | None:
-    """Return the resident memory of a process, this one for None; None if the system does not report it."""
     try:
         pages = int(Path(f"/proc/{pid or 'self'}/statm").read_text().split()[1])
     except (OSError, ValueError, IndexError):
@@ -422,7 +421,6 @@ class EventReader(Watcher):
         }
 
     def _tree_of(self, look: Look) -> dict[str, Any]:
-        """Return the tree as a member, made anew only for a new look at the tree."""
         if not self._max_nodes:
             return {}
         if look.trees is not self._trees:

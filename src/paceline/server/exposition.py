@@ -338,7 +338,6 @@ def metrics_response(
 
 
 def _family(samples: list[Sample]) -> Family:
-    """Return samples of one name, which differ in their labels, as a family."""
     first = samples[0]
     family = _KINDS[first.kind](first.name, HELP[first.name], labels=[name for name, _ in first.labels])
     for sample in samples:

@@ -108,7 +108,6 @@ def _parts(content: Any) -> Iterator[bytes]:
 
 
 def _joined(opening: bytes, slices: Iterable[Any], closing: bytes) -> Iterator[bytes]:
-    """Yield lists or objects as the parts of one."""
     for items in slices:
         yield opening
         if len(items) == 1 and isinstance(items, (list, tuple)):
@@ -152,7 +151,6 @@ def _num_values(content: Any) -> int:
 
 
 def _members(content: Any) -> dict[str, Any]:
-    """Return the members of an object."""
     if isinstance(content, dict):
         return content
     members = ((name, getattr(content, name)) for name in content.__struct_fields__)

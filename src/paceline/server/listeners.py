@@ -154,7 +154,6 @@ def _unix_socket(path: Path) -> socket.socket:
 
 
 def _is_stale_socket(path: Path) -> bool:
-    """Return whether there is a socket file without a listener."""
     with suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.lstat().st_mode):
             return False
@@ -168,7 +167,6 @@ def _is_stale_socket(path: Path) -> bool:
 
 
 def _remove(path: Path, inode: int) -> None:
-    """Remove a Unix socket's file, unless another server has replaced it."""
     with suppress(FileNotFoundError):
         if path.lstat().st_ino == inode:
             path.unlink()
@@ -364,7 +362,6 @@ def _create(server: RunningServer) -> tuple[int, Path]:
 
 
 def _read(path: Path) -> RunningServer | None:
-    """Return the server of a file; remove the file and return None if no process has it locked."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(descriptor, "rb") as file:  # noqa: PTH123 - of a descriptor
         try:

@@ -87,7 +87,6 @@ class LogQueue:
                     self._num_dropped += num_lines
 
     def _next_batch(self) -> tuple[str, int]:
-        """Wait for lines; return some of them and their number."""
         with self._changed:
             self._is_writing = False
             self._changed.notify_all()

@@ -42,7 +42,6 @@ def start_page_routes(settings: ServerSettings, page: WebPage, facts: Callable[[
 
 
 def _links_page(settings: ServerSettings, why: str, facts: list[tuple[str, str]], root: str) -> HTMLResponse:
-    """Return a page without scripts. why: the reason why there is no web page."""
     links = {"/health": "health", "/v1/models": "models"}
     if settings.docs:
         links["/docs"] = "API documentation"
@@ -251,13 +250,11 @@ def _schema(name: str, schema: Schema) -> str:
 
 
 def _table(rows: list[tuple[str, str, str]]) -> str:
-    """Return a table; rows are a name as text and two cells of HTML."""
     cells = (f"<td><code>{escape(name)}</code></td><td>{kind}</td><td>{about}</td>" for name, kind, about in rows)
     return f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
 
 
 def _type(schema: Schema) -> str:
-    """Return a schema's type in words, as HTML."""
     if "$ref" in schema:
         name = escape(schema["$ref"].rpartition("/")[2])
         return f'<a href="#{name}">{name}</a>'
@@ -274,7 +271,6 @@ def _type(schema: Schema) -> str:
 
 
 def _text(text: str) -> str:
-    """Return text as HTML, with text in backticks as code."""
     return _CODE.sub(r"<code>\1</code>", escape(text))
 
 

@@ -198,7 +198,6 @@ def check_detail(place: str, detail: object) -> None:
 
 
 def _check_label(place: str, label: str, image: Image) -> None:
-    """Raise `InvalidParams` if the data have another format than their label."""
     given = label.strip().lower()
     if given not in _ANY_FORMAT and _FORMATS.get(given) != image.format:
         raise InvalidParams(
@@ -360,7 +359,6 @@ class MediaFetcher:
             return InvalidParams(f"the URL could not be fetched: {type(error).__name__}")
 
     async def _followed(self, client: httpx.AsyncClient, url: str, budget: _ByteCount) -> bytes:
-        """Go from redirect to redirect."""
         target = httpx.URL(url)
         for _ in range(MAX_REDIRECTS + 1):
             found = await self._hop(client, target, budget)
@@ -370,7 +368,6 @@ class MediaFetcher:
         raise InvalidParams(f"the URL is redirected more than {MAX_REDIRECTS} times")
 
     async def _hop(self, client: httpx.AsyncClient, url: httpx.URL, budget: _ByteCount) -> bytes | str:
-        """Return the file of a URL, or the address that it redirects to."""
         address = await self._checked_address(url)
         request = client.build_request(
             "GET",
@@ -403,8 +400,6 @@ class MediaFetcher:
 
 
 class _ByteCount:
-    """Bytes that the images of one request may still have."""
-
     def __init__(self, most: int, reservation: ByteReservation | None = None) -> None:
         self._most, self._left, self._reservation = most, most, reservation
 

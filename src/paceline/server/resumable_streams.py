@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -28,10 +28,10 @@ _MAX_STREAMS = 1024  # beyond, ended ones go early
 _TTL_S = 300.0
 _PART = 1 << 16  # bytes that are sent at once
 _SEPARATOR = "::"  # between a conversation's id and a model's name, as llama-server's web page has it
-_BEHIND_SEPARATOR = ":;"  # sorts behind all that begin with the separator
+_AFTER_SEPARATOR = ":;"  # sorts after all strings that begin with the separator
 
 Key = tuple[bytes, str]
-"""The owner (a digest of the API key; empty where there are no keys) and the conversation's id."""
+"""The owner (a digest of the API key; empty without keys) and the conversation's id."""
 
 
 def conversation_id_of(request: Request) -> str | None:
@@ -42,8 +42,8 @@ def conversation_id_of(request: Request) -> str | None:
     return given.decode("utf-8", "replace") or None
 
 
-class OffsetLost(Exception):
-    """The bytes at an offset are no longer kept."""
+NextBytes = Callable[[], Awaitable[tuple[bytes, bool]]]
+"""Waits for the next bytes of a stream, and returns them and whether they are the last ones."""
 
 
 class ResumableStream:
@@ -55,13 +55,13 @@ class ResumableStream:
         self.started_at, self.completed_at = int(time.time()), 0
         self.media_type = b"text/event-stream; charset=utf-8"
         self.lost_event = b""
-        """What a reader gets at last that has fallen behind by more than what is kept."""
+        """The last event of a reader that has fallen behind by more bytes than are kept."""
         self.dropped_bytes = self.num_readers = 0
         self._max_bytes = max_bytes
         self._kept = bytearray()
         self._changed = asyncio.Event()
         self.on_change: Callable[[int], None] = lambda _: None
-        """Called with the number of bytes by which more are kept."""
+        """Called with the growth of the number of kept bytes."""
         self.on_finish: Callable[[], None] = lambda: None
 
     @property
@@ -76,11 +76,11 @@ class ResumableStream:
 
     @property
     def total_bytes(self) -> int:
-        """Number of bytes that there have been."""
+        """Number of bytes of the whole stream."""
         return self.dropped_bytes + len(self._kept)
 
     async def receive(self, message: Message) -> None:
-        """Take in a part of a response's body, in the place of a client. Never waits."""
+        """Add a part of a response's body, in the place of a client. Never waits."""
         data = message.get("body", b"")
         if self.is_done or not data:
             return
@@ -91,7 +91,7 @@ class ResumableStream:
         self.on_change(len(self._kept) - before)
 
     def drop(self, num_bytes: int) -> int:
-        """Drop so many of the oldest bytes, or as many as there are; return their number."""
+        """Drop the oldest `num_bytes`, or all bytes; return their number."""
         num_dropped = min(max(0, num_bytes), len(self._kept))
         del self._kept[:num_dropped]
         self.dropped_bytes += num_dropped
@@ -105,27 +105,25 @@ class ResumableStream:
             self.on_finish()
 
     @contextmanager
-    def reading(self) -> Iterator[None]:
-        """Count a reader."""
+    def reading(self, offset: int) -> Iterator[NextBytes]:
+        """Count a reader, which gets the bytes from an offset on. `lost_event` ends it if they are no longer kept."""
+
+        async def next_bytes() -> tuple[bytes, bool]:
+            nonlocal offset
+            while offset >= self.dropped_bytes:
+                start = offset - self.dropped_bytes
+                data = bytes(self._kept[start : start + _PART])
+                offset += len(data)
+                if data or self.is_done:
+                    return data, not data
+                await self._changed.wait()
+            return self.lost_event, True
+
         self.num_readers += 1
         try:
-            yield
+            yield next_bytes
         finally:
             self.num_readers -= 1
-
-    async def read(self, offset: int) -> AsyncIterator[bytes]:
-        """Yield the bytes from an offset on, as they come, up to the end. Raises `OffsetLost`."""
-        while True:
-            if offset < self.dropped_bytes:
-                raise OffsetLost
-            start = offset - self.dropped_bytes
-            if data := bytes(self._kept[start : start + _PART]):
-                offset += len(data)
-                yield data
-            elif self.is_done:
-                return
-            else:
-                await self._changed.wait()
 
     def _wake(self) -> None:
         self._changed.set()
@@ -149,8 +147,8 @@ class ResumableStreams:
         self._by_key: dict[Key, ResumableStream] = {}
         self._by_owner: dict[bytes, dict[str, ResumableStream]] = {}
         self._waiting: dict[Key, list[Callable[[], object]]] = {}  # requests whose stream is still to be opened
-        self._expiry: dict[Key, asyncio.TimerHandle] = {}  # of those that have ended, in that order
-        self._growing: set[ResumableStream] = set()  # those that have not, also replaced ones
+        self._expiry: dict[Key, asyncio.TimerHandle] = {}  # of ended streams, in the order of their ends
+        self._growing: set[ResumableStream] = set()  # streams that have not ended, also replaced ones
         self.total_bytes = 0
         """Number of bytes that are kept."""
 
@@ -160,10 +158,10 @@ class ResumableStreams:
     def open(
         self, owner: bytes, conversation_id: str, cancel: Callable[[], None], waited: Callable[[], object] | None = None
     ) -> ResumableStream:
-        """Return a new stream. One of the same conversation is cancelled and replaced.
+        """Return a new stream, which replaces a stream of the same conversation and cancels it.
 
-        waited: the `cancel` that the request passed to `waiting`. Earlier requests are cancelled as well; later requests go on,
-        and replace it.
+        waited: the `cancel` that the request passed to `waiting`. Earlier requests are cancelled too; a later request goes on,
+        and replaces this stream.
         """
         self._discard_open(owner, conversation_id)
         key = (owner, conversation_id)
@@ -184,7 +182,7 @@ class ResumableStreams:
 
     @contextmanager
     def waiting(self, owner: bytes, conversation_id: str, cancel: Callable[[], object]) -> Iterator[None]:
-        """Register a request that waits before it opens its stream. cancel: called if it is discarded meanwhile."""
+        """Register a request until it opens its stream. cancel: called if it is discarded meanwhile."""
         key = (owner, conversation_id)
         self._waiting.setdefault(key, []).append(cancel)
         try:
@@ -197,7 +195,7 @@ class ResumableStreams:
                 self._waiting.pop(key, None)
 
     def is_awaited(self, owner: bytes, conversation_id: str) -> bool:
-        """Return whether a request waits that will open the stream of a conversation."""
+        """Return whether a request will open the stream of a conversation."""
         return (owner, conversation_id) in self._waiting
 
     def find(self, owner: bytes, conversation_id: str) -> ResumableStream | None:
@@ -205,21 +203,21 @@ class ResumableStreams:
         return self._by_key.get((owner, conversation_id))
 
     def lookup(self, owner: bytes, ids: Sequence[str]) -> list[ResumableStream]:
-        """Return the streams of these conversations, and of each one's variants (`id::model`), in the order of the ids.
+        """Return the streams of conversations and of their variants (`id::model`), in the order of the ids.
 
         Each stream comes once, so that nested ids make neither long work nor a long list.
         """
         owned = self._by_owner.get(owner, {})
-        names = sorted(owned)  # those that are not found yet
+        names = sorted(owned)  # not found yet
         order = {name: index for index, name in enumerate(owned)}
         found: list[str] = []
-        for wanted in dict.fromkeys(ids):
-            start = bisect_left(names, wanted + _SEPARATOR)
-            end = bisect_left(names, wanted + _BEHIND_SEPARATOR, start)
+        for conversation_id in dict.fromkeys(ids):
+            start = bisect_left(names, conversation_id + _SEPARATOR)
+            end = bisect_left(names, conversation_id + _AFTER_SEPARATOR, start)
             taken = names[start:end]
             del names[start:end]
-            exact = bisect_left(names, wanted)
-            if names[exact : exact + 1] == [wanted]:
+            exact = bisect_left(names, conversation_id)
+            if names[exact : exact + 1] == [conversation_id]:
                 taken.append(names.pop(exact))
             found += sorted(taken, key=order.__getitem__)
         return [owned[name] for name in found]

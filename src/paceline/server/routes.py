@@ -231,7 +231,6 @@ class RouteTable:
         return best, facts
 
     def _errors_of_unknown(self, path: str) -> ErrorForm:
-        """Return the form of the longest prefix of a path."""
         forms = [form for prefix, form in self._prefixes if path == prefix or path.startswith(f"{prefix.rstrip('/')}/")]
         return forms[-1] if forms else LLAMA_FORM
 

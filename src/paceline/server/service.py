@@ -387,7 +387,6 @@ class Service(Server):
             raise ApiException(replace(api_error_of(error), status=503)) from None
 
     def _check_room(self) -> None:
-        """Raise `QueueFull` if a request would be rejected now because too many are open."""
         engine = self.engine()
         if engine.num_open >= engine.config.num_slots + engine.config.max_queue:
             raise QueueFull("as many requests are open as may be; try again later")

@@ -154,7 +154,6 @@ class Serving:
                 self.end()
 
     async def _announce(self) -> None:
-        """Print when the server listens and when the model is loaded; shut down if loading fails."""
         await self._server.is_up.wait()
         urls = [url_of(listener, self._settings) for listener in self._listeners.sockets]
         model = self._service.names[0] if self._service.names else None

@@ -33,47 +33,22 @@ def is_socket_path(host: str) -> bool:
 class ServerSettings:
     """All settings of `paceline serve`. Immutable.
 
-    Engine: model (a path; None: the demo model), engine_options (keywords of `AsyncLLM`), sampling (keywords of
-    `SamplingParams` that the operator set; they win over the model's and over an API's defaults, a request wins over them),
-    lora_scales (for requests that set none), lora_loading (whether clients may load and unload adapters), chat_template (text;
-    None: the model's), chat_template_kwargs (variables for the template; a request's win over them), prefill_assistant (default
-    of requests: whether to continue an assistant's last message; None: as llama-server does in its routes and OpenAI in its
-    own), reasoning_format (default of requests: "none" leaves thinking in the content), skip_chat_parsing (whether thinking and
-    tool calls stay in the content), untagged_calls (whether content that is nothing but the JSON of calls is read as calls),
-    reasoning_budget (default of requests: most tokens of thinking; -1: no limit), reasoning_budget_message (what ends it then),
-    pooling (default of embeddings; None: the model's), embd_normalize (default of llama-server's embeddings: -1 none, 0 by
-    the greatest, 1 taxicab, 2 Euclidean, p > 2 the p-norm), spm_infill (whether an infill's prompt has its suffix before its
-    prefix), special (default of requests: whether control tokens are detokenized), model_changed (of a worker that would load
-    another model, since a file was replaced: "reload" loads the model again, "refuse" refuses all requests).
+    The help of the flags (docs/guide/flags.md) describes each setting. Attributes with more to say:
 
-    Network: hosts (addresses, names, or paths of Unix sockets that end in .sock), port (of all of them; 0: any free one, for
-    one address), aliases (names of the model; none: its file's), tags (of the model, as GET /v1/models lists them), api_keys
-    (none: no key is needed), allowed_hosts (names in Host headers beside localhost, addresses and hosts; "*": any; none: these
-    alone, unless there are keys or TLS, which protect from DNS rebinding too), cors_origins (none: off; "localhost":
-    this machine's, any port; "*": all), cors_methods, cors_headers ("*": those that are requested), cors_credentials
-    (whether pages may send cookies), ssl_certfile, ssl_keyfile, root_path (a prefix of every route).
-
-    Limits: max_body_bytes, max_total_body_bytes (of all requests in flight; None: four times as many),
-    max_header_bytes, max_connections (beyond: a new one replaces the longest idle one), body_timeout_s and keep_alive_s (for
-    slow senders and idle connections),
-    heartbeat_s (between comments while a stream waits; infinity: none), drain_s (what running streams get after SIGTERM),
-    timeout_s (of a whole request; None: none), max_images (of a request).
-
-    Media: media_domains (hosts that images are fetched from; none: nothing is fetched), media_marker (what stands for an image
-    in prompts of llama-server's API; None: a random one for each start).
-
-    Endpoints: embeddings and reranking (False: only what the model is made for, see docs), metrics, slots, props (whether
-    `POST /props` is allowed), docs (the OpenAPI pages), start_page (GET /, the web page; None: where only this machine reaches
-    the server, or it has keys), page_folder (files in place of the built page's; they need no key), strict_fields (whether
-    requests with unknown fields are refused; False: a warning), responses_store (responses
-    that are kept of each tenant; 0: none) and responses_store_bytes (of each tenant's), responses_store_total_bytes (of all;
-    None: four times as many). Slots are saved where engine_options have a state_folder.
-
-    Several models: models_preset (a file of models: llama-server's presets, or TOML), models_dir (a folder of GGUF files),
-    models_max (that are loaded at once; 0: no limit), models_memory (bytes that the loaded ones may take together; None: no
-    limit), models_autoload (whether a request loads its model), spare_worker (whether a worker waits for the next load).
-
-    Log: log_level ("off", "error", "warning", "info", "debug"), log_json (a JSON object a line), log_file (None: stderr).
+    Attributes:
+        model: The path of a file; None: the demo model.
+        engine_options: Keywords of `AsyncLLM`. Slots are saved if they have a state_folder.
+        sampling: Keywords of `SamplingParams`. They win over the defaults of the model and of an API, a request wins over them.
+        lora_scales: The scales of adapters for requests that set none.
+        prefill_assistant: None: as llama-server does in its own routes, and as OpenAI in its routes.
+        hosts: Addresses, names, or paths of Unix sockets that end in .sock.
+        allowed_hosts: Names in Host headers beside localhost, addresses and hosts; "*": any. Keys or TLS without names: any,
+            as they protect from DNS rebinding too.
+        max_total_body_bytes: Of all requests in flight; None: four times max_body_bytes.
+        media_marker: None: a random text for each start.
+        embeddings: False: only what the model is made for; so is reranking.
+        start_page: None: if only this machine reaches the server, or it has keys.
+        responses_store_total_bytes: None: four times responses_store_bytes.
     """
 
     model: Path | None = None

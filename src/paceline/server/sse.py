@@ -1,7 +1,7 @@
 """Server-sent events: chunks as a stream that always ends in order, with heartbeats while there is nothing to send.
 
-After the 200 come events, at most one error event, then the event that marks the end. On the event loop. The chunks of a tick
-are written at once, and nothing is read from the engine while the client does not read.
+After the 200 come events, at most one error event, then the event that marks the end. The chunks of a tick are written at once,
+and nothing is read from the engine while the client does not read. On the event loop.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +29,7 @@ from paceline.server.api_errors import (
     api_error_of_finish,
 )
 from paceline.server.request_context import RequestContext, run_until_disconnect
-from paceline.server.resumable_streams import OffsetLost, ResumableStream
+from paceline.server.resumable_streams import NextBytes
 from paceline.server.running_request import ChunkSource
 from paceline.streaming import StreamChunk
 
@@ -59,8 +59,10 @@ def _line(event: bytes) -> bytes:
 class Framing:
     """How events follow each other in a stream.
 
-    media_type: of the response. frame: makes what is sent of an event as the route encodes it. ping: sent while there is
-    nothing to send, unless the stream has a heartbeat of its own; empty: nothing.
+    Attributes:
+        media_type: Of the response.
+        frame: Returns the bytes to send of an event that the route has encoded.
+        ping: Sent while there is nothing to send, unless the stream has its own heartbeat; empty: nothing is.
     """
 
     media_type: bytes
@@ -70,9 +72,9 @@ class Framing:
 
 _EVENTS = b"text/event-stream; charset=utf-8"
 SSE = Framing(_EVENTS, _data, b": ping\n\n")
-"""Events without a name: the route encodes their data."""
+"""Events without names: the route encodes their data."""
 NAMED_SSE = Framing(_EVENTS, _as_it_is, b": ping\n\n")
-"""Events with names: the route encodes them whole, see `named_event`."""
+"""Events with names: the route encodes them whole, by `named_event`."""
 JSON_LINES = Framing(b"application/x-ndjson", _line, b"")
 """One JSON object a line."""
 
@@ -115,10 +117,9 @@ class EventWriter(ABC):
 
 
 class EventStream(Response):
-    """Writes a source's chunks as server-sent events, and closes the source; leaving it in any way cancels the source.
+    """Writes a source's chunks as server-sent events, and cancels and closes the source at the end.
 
-    A resumable request is not cancelled when its client leaves: the events go to its `ResumableStream`, of which the client is
-    one reader.
+    A resumable request goes on when its client leaves: its events go to a `ResumableStream`, which the client reads.
     """
 
     media_type = "text/event-stream"
@@ -139,12 +140,12 @@ class EventStream(Response):
             return
         stream.media_type = self._writer.framing.media_type
         stream.lost_event = self._writer.framing.frame(self._writer.failure(LOST))
-        client = StreamReplay(stream, 0, self._own_headers())
+        client = LiveEvents(stream.reading(0), stream.media_type, headers=self._own_headers())
         reading = asyncio.create_task(client(scope, receive, send))
         try:
             async with self._source:
                 await self._write_to(stream.receive)
-            await reading  # what the client has not read yet
+            await reading  # until the client has read the rest
         finally:
             stream.finish()
             reading.cancel()
@@ -176,12 +177,12 @@ class EventStream(Response):
             await wire.end(self._ending())
 
     def _framed(self, batch: Iterable[tuple[int, Any]]) -> bytes:
-        """Return the events of chunks as they are sent. Any thread, one at a time."""
+        """Return the bytes of the events of chunks. Any thread, one at a time."""
         frame = self._writer.framing.frame
         return b"".join([frame(event) for index, chunk in batch for event in self._events(index, chunk)])
 
     def _events(self, index: int, chunk: StreamChunk | ChatChunk) -> Iterable[bytes]:
-        """Return the events of a chunk. A failed ending is reported at the end of the stream, its text at once."""
+        """Return the events of a chunk. A failure is reported at the end of the stream, the chunk's text at once."""
         if chunk.finish_reason not in FAILED_FINISH_REASONS:
             return self._writer(index, chunk)
         if self._api_error is None and chunk.finish_reason is not None:
@@ -195,40 +196,12 @@ class EventStream(Response):
         return b"".join(map(self._writer.framing.frame, [*last, *([self._writer.done] if self._writer.done else [])]))
 
     def _own_headers(self) -> list[tuple[bytes, bytes]]:
-        """Return the headers that a route has added."""
         return [pair for pair in self.raw_headers if pair[0] not in (b"content-type", b"content-length")]
 
 
 def _num_logprobs(item: tuple[int, Any]) -> int:
-    """Return how many log-probabilities a chunk has."""
     _, chunk = item
     return sum(1 + len(logprobs.token_ids) for logprobs in (*chunk.logprobs, *chunk.prompt_logprobs))
-
-
-class StreamReplay(Response):
-    """Sends a resumable stream's bytes from an offset on, until it ends or the client disconnects."""
-
-    media_type = "text/event-stream"
-
-    def __init__(self, stream: ResumableStream, offset: int, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
-        super().__init__()
-        self._stream, self._offset, self._more_headers = stream, offset, headers
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the bytes. No comments of its own: clients count what they receive, and resume at that offset."""
-        del scope
-        await run_until_disconnect(receive, self._copy(send))
-
-    async def _copy(self, send: Send) -> None:
-        with self._stream.reading():
-            await send(_start(self._stream.media_type, self._more_headers))
-            last = b""
-            try:
-                async for data in self._stream.read(self._offset):
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
-            except OffsetLost:
-                last = self._stream.lost_event
-            await send({"type": "http.response.body", "body": last, "more_body": False})
 
 
 LOST = ApiError(400, "invalid_request_error", "offset_lost", "Stream offset lost, please restart")
@@ -238,33 +211,39 @@ class LiveEvents(Response):
     """Events until the client disconnects or there are no more; pings while there are none.
 
     Args:
-        framing: How events are sent.
-        heartbeat_s: Seconds until a ping; infinity: no pings.
-        source: Returns, while it is entered, a function that waits for the next framed event, and whether it is the last one.
-        opening: Framed, sent at once.
+        source: Returns, while it is entered, a function that waits for the next bytes, and whether they are the last ones.
+        media_type: Of the response.
+        opening: Sent at once.
+        ping: Sent while there is nothing to send; empty: nothing is.
+        heartbeat_s: Seconds until a ping.
+        headers: Further headers.
     """
 
     media_type = "text/event-stream"
 
     def __init__(
         self,
-        framing: Framing,
-        heartbeat_s: float,
-        source: AbstractContextManager[Callable[[], Awaitable[tuple[bytes, bool]]]],
+        source: AbstractContextManager[NextBytes],
+        media_type: bytes = _EVENTS,
+        *,
         opening: bytes = b"",
+        ping: bytes = b"",
+        heartbeat_s: float = math.inf,
+        headers: Sequence[tuple[bytes, bytes]] = (),
     ) -> None:
         super().__init__()
-        self._framing, self._source, self._opening = framing, source, opening
-        self._heartbeat_s = heartbeat_s if math.isfinite(heartbeat_s) else None
+        self._source, self._opening, self._ping = source, opening, ping
+        self._start = _start(media_type, headers)
+        self._heartbeat_s = heartbeat_s if ping and math.isfinite(heartbeat_s) else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events."""
         del scope
-        with self._source as next_event:  # entered first: a client that sees the response begin misses no event
-            await run_until_disconnect(receive, self._copy(next_event, send))
+        with self._source as next_bytes:  # entered first: a client that sees the response begin misses no event
+            await run_until_disconnect(receive, self._copy(next_bytes, send))
 
-    async def _copy(self, next_event: Callable[[], Awaitable[tuple[bytes, bool]]], send: Send) -> None:
-        await send(stream_start(self._framing))
+    async def _copy(self, next_bytes: NextBytes, send: Send) -> None:
+        await send(self._start)
         data, is_last = self._opening, False
         while True:
             if data or is_last:
@@ -273,13 +252,13 @@ class LiveEvents(Response):
                 return
             try:
                 async with asyncio.timeout(self._heartbeat_s):
-                    data, is_last = await next_event()
+                    data, is_last = await next_bytes()
             except TimeoutError:
-                data = self._framing.ping
+                data = self._ping
 
 
 def stream_start(framing: Framing) -> Message:
-    """Return the message that begins a response with events, for a stream that begins before its request runs."""
+    """Return the message that begins a response with events before its request runs."""
     return _start(framing.media_type, ())
 
 
@@ -292,7 +271,7 @@ class _Wire:
     """The connection to the client; sends a heartbeat from time to time while no event is sent."""
 
     def __init__(self, send: Send, heartbeat_s: float, heartbeat: Callable[[], bytes]) -> None:
-        """heartbeat: encodes a heartbeat, which is sent before all events that are encoded later; empty: nothing is sent."""
+        """heartbeat: encodes a heartbeat, which is sent before all events that are encoded later; empty: nothing is."""
         self._send, self._heartbeat_s, self._heartbeat = send, heartbeat_s, heartbeat
         self._is_sending = False
         self._loop = asyncio.get_running_loop()
@@ -317,13 +296,11 @@ class _Wire:
             self._is_sending = False
 
     async def end(self, data: bytes) -> None:
-        """Send the last events and end the response."""
         self._stop()
         await self._heartbeat_sent()
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
     def close(self) -> None:
-        """Stop sending heartbeats."""
         self._stop()
         if self._beating is not None:
             self._beating.cancel()

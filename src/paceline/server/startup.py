@@ -54,7 +54,6 @@ def serve(settings: ServerSettings, presets: ModelPresets | None = None) -> int:
 
 
 def _fitting_connections(settings: ServerSettings) -> ServerSettings:
-    """Return the settings with no more connections than there are descriptors for."""
     number = num_connections(settings.max_connections)
     if number < settings.max_connections:
         say(
@@ -80,7 +79,6 @@ def _serve_model(settings: ServerSettings) -> int:
 async def _run_model(
     front: ModelFront, listeners: Listeners, settings: ServerSettings, tls: ssl.SSLContext | None
 ) -> int:
-    """Load the model and build its application side by side; then serve."""
     signals, began_s = prepare_loop(), time.monotonic()
     front.begin()
     try:

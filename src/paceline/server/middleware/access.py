@@ -184,12 +184,10 @@ class Cors(HttpMiddleware):
 
 
 def _spelled(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Return headers with the standard's spelling of CORS names, which some programs look for."""
     return [(_SPELLED.get(name, name), value) for name, value in headers]
 
 
 def _is_local_origin(origin: str) -> bool:
-    """Return whether a page comes from this machine, over http or https and any port."""
     try:
         parts = urlsplit(origin)
     except ValueError:
@@ -222,7 +220,6 @@ def may_be_forged(headers: Iterable[tuple[bytes, bytes]]) -> bool:
 
 
 def _host_of_page(address: bytes) -> bytes:
-    """Return the host and port of a page's origin or address."""
     return address.partition(b"://")[2].partition(b"/")[0]
 
 
@@ -269,7 +266,6 @@ class ApiKeys(HttpMiddleware):
 
 
 def _given_key(scope: Scope) -> bytes:
-    """Return the request's key; empty, which is no valid key, if the request has none."""
     headers: dict[bytes, bytes] = dict(scope["headers"])
     given = headers.get(b"authorization") or headers.get(b"x-api-key") or b""
     scheme, _, rest = given.partition(b" ")

@@ -162,7 +162,6 @@ class BodyReader(HttpMiddleware):
             raise ApiException(ApiError(408, "timeout_error", "body_timeout", text)) from None
 
     async def _decode(self, encoding: str, body: bytes, reservation: ByteReservation) -> bytes:
-        """Return the decoded body, and reserve its bytes in place of the compressed ones."""
         parts, decoded = decoded_parts(encoding, body), bytearray()
         while part := await asyncio.to_thread(next, parts, b""):
             if len(decoded) + len(part) > self._max_bytes:

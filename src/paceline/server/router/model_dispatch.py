@@ -273,6 +273,5 @@ class BegunStream:
 
 
 def _api_error(status: int, error_body: bytes) -> ApiError:
-    """Return the error of a body in OpenAI's shape."""
     error: Mapping[str, str | None] = msgspec.json.decode(error_body)["error"]
     return ApiError(status, error["type"] or "", error["code"], error["message"] or "", param=error["param"])

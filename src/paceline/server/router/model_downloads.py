@@ -39,19 +39,16 @@ class _FeedObserver(QuietObserver):
         self._reported_s = 0.0
 
     def begin(self, name: str, total: int | None) -> None:
-        """Begin a file."""
         super().begin(name, total)
         self._name = name
         self._files[name] = {"done": 0, "total": total}
         self._send(is_due=True)
 
     def reached(self, num_bytes: int) -> None:
-        """Note the bytes that have arrived."""
         self._files[self._name]["done"] = num_bytes
         self._send(is_due=time.monotonic() - self._reported_s >= _STEP_S)
 
     def end(self) -> None:
-        """End the file."""
         self._send(is_due=True)
 
     def _send(self, *, is_due: bool) -> None:

@@ -102,7 +102,6 @@ def _body(name: str, aliases: Sequence[str], tags: Sequence[str], created: int) 
 
 
 def _architecture(modalities: list[str]) -> dict[str, list[str]]:
-    """Return llama-server's object of a model's modalities of input and output."""
     return {"input_modalities": modalities, "output_modalities": ["text"]}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +34,7 @@ from paceline.model_manager.engine_loader import AsyncLLMLoader
 from paceline.server.api_errors import ApiException, ModelLoadFailed, invalid_request
 from paceline.server.flags import ModelPreset, ModelPresets
 from paceline.server.flags.presets import check_names
-from paceline.server.resumable_streams import ResumableStreams
+from paceline.server.resumable_streams import NextBytes, ResumableStreams
 from paceline.server.service import KeptForClients, Service
 from paceline.server.settings import ServerSettings
 from paceline.server.sse import SSE, LiveEvents
@@ -248,7 +248,6 @@ class RoutedModels:
         task.add_done_callback(self._preparing.discard)
 
     async def _prepare(self, name: str) -> None:
-        """Make the service of a loaded model, so that its first request need not wait for it."""
         with suppress(PacelineError, ApiException):  # the next request reports the error
             if self.manager.status(name).state != "loaded":
                 return
@@ -257,7 +256,6 @@ class RoutedModels:
 
 
 def _spellings(name: str) -> tuple[str, str]:
-    """Return a name with and without Ollama's default tag."""
     return name, name.removesuffix(_LATEST)
 
 
@@ -406,10 +404,10 @@ class EventFeed:
 
     def stream(self, heartbeat_s: float) -> Response:
         """Return a response with the events from now on."""
-        return LiveEvents(SSE, heartbeat_s, self._reading(), SSE.ping)
+        return LiveEvents(self._reading(), opening=SSE.ping, ping=SSE.ping, heartbeat_s=heartbeat_s)
 
     @contextmanager
-    def _reading(self) -> Iterator[Callable[[], Awaitable[tuple[bytes, bool]]]]:
+    def _reading(self) -> Iterator[NextBytes]:
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(_MAX_BEHIND)
         if self._is_closed:
             queue.put_nowait(None)

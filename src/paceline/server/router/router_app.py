@@ -100,7 +100,6 @@ class ModelBody(RequestBody):
 
 
 def _warned(service: RouterService, body: RequestBody) -> dict[str, Any]:
-    """Return the warnings about a body's fields as a member of its response."""
     warnings = body.field_warnings(strict=service.settings.strict_fields)
     return {"warnings": warnings} if warnings else {}
 
@@ -117,7 +116,6 @@ def build_router_app(
 
 
 def _own_routes(service: RouterService) -> list[Routes]:
-    """Return the routes that belong to no model."""
     return [
         _health_routes(service),
         start_page_routes(service.settings, service.page, lambda: _facts(service)),
@@ -407,7 +405,6 @@ def _samples(service: RouterService, statuses: Sequence[ModelStatus], ready: Map
 
 
 def _worker_families(statuses: Sequence[ModelStatus]) -> Iterator[Family]:
-    """Yield memory, time and file descriptors of all worker processes."""
     families: dict[str, Family] = {}
     for status in statuses:
         for metric in () if status.worker_pid is None else worker_families(status.worker_pid):
@@ -418,7 +415,6 @@ def _worker_families(statuses: Sequence[ModelStatus]) -> Iterator[Family]:
 
 
 def _metrics_routes(service: RouterService) -> Routes:
-    """Return /metrics, which loads no model."""
     router = Routes(RouteFacts(model="named", loads_model=False), tags=["observability"])
 
     @router.get(

@@ -63,7 +63,7 @@ from paceline.server.resumable_streams import MAX_ID_BYTES, ResumableStream, Res
 from paceline.server.routes import RouteFacts, Routes
 from paceline.server.running_request import run_in_turn
 from paceline.server.service import KeptForClients, Server, Service
-from paceline.server.sse import LOST, StreamReplay
+from paceline.server.sse import LOST, LiveEvents
 
 if TYPE_CHECKING:
     from paceline.engine import EngineClient
@@ -487,7 +487,7 @@ async def read(request: Request, conv_id: ConversationId = "", offset: Offset = 
     start = _parse_offset(offset)
     if start < stream.dropped_bytes:
         raise ApiException(LOST)
-    return StreamReplay(stream, start)
+    return LiveEvents(stream.reading(start), stream.media_type)
 
 
 @STREAM_ROUTES.delete("/v1/stream", summary="End a stream", status_code=204)
