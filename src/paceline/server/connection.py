@@ -22,9 +22,11 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from paceline.server.api_errors import DEFAULT_RETRY_S, ApiError, llama_error_body
 from paceline.server.settings import ServerSettings
 
-_MAX_PIPELINED = 8  # requests behind the current one; with fewer, reading goes on, which notices disconnects
+_MAX_PIPELINED = 8  # requests after the current one; with fewer, reading goes on, which notices disconnects
 _MAX_REFUSED = 64  # connections that are refused at the same time; further ones are not accepted meanwhile
-_LINGER_S = 5.0  # for the next bytes of a client that still sends its body: closed meanwhile it could lose the response
+_LINGER_S = (
+    5.0  # for the next bytes of a client that still sends its body; it could lose the response by an early close
+)
 
 _TOO_MANY = ApiError(
     503,
@@ -68,13 +70,13 @@ def _without_chunks(cycle: RequestResponseCycle, app: ASGIApp) -> Any:
 
 
 def _framing(headers: list[tuple[bytes, bytes]]) -> bytes:
-    """Return the headers that say how long a request's body is; empty for a request without a body."""
+    """Return the headers with the length of a request's body; empty for a request without a body."""
     named = (b"content-length", b"transfer-encoding")
     return b"".join(b"%b: %b\r\n" % pair for pair in headers if pair[0] in named and pair[1].strip(b"0"))
 
 
 class OpenConnections:
-    """The connections of a server, of which some wait for their client: for a handshake, or for a request to arrive whole.
+    """The connections of a server. Some wait for their client: for a handshake, or for a whole request.
 
     Attributes:
         max_number: The connections that are served at once.
@@ -89,16 +91,16 @@ class OpenConnections:
 
     @property
     def is_over(self) -> bool:
-        """Whether more connections are open than are served."""
+        """Whether connections are open that are not served."""
         return len(self._all) > self.max_number
 
     @property
     def is_full(self) -> bool:
         """Whether no connection can be accepted, not even to refuse it."""
-        return len(self._all) >= self.max_number + num_refused(self.max_number)
+        return len(self._all) >= self.max_number + min(_MAX_REFUSED, self.max_number // 8 + 1)
 
     def wait(self, connection: object, evict: Callable[[], bool]) -> None:
-        """Add a connection if it is new, and note that it waits for its client from now on.
+        """Note that a new or a known connection waits for its client.
 
         evict: closes the connection; returns False if the rest of a response is sent before.
         """
@@ -118,16 +120,11 @@ class OpenConnections:
             self.on_room()
 
     def make_room(self) -> None:
-        """Close the connections that have waited longest while there are too many. The newest connection stays."""
+        """Close waiting connections while there are too many, the longest waiting first. The newest connection stays."""
         while self.is_over and len(self._waiting) > 1:
             connection = next(iter(self._waiting))
             if self._waiting.pop(connection)():
                 self._all.discard(connection)
-
-
-def num_refused(max_number: int) -> int:
-    """Return how many connections may be open beyond `max_number`, to be refused."""
-    return min(_MAX_REFUSED, max_number // 8 + 1)
 
 
 class _ResponseTransport:
@@ -175,7 +172,7 @@ class Connection(HttpToolsProtocol):
     # ---- reading
 
     def data_received(self, data: bytes) -> None:
-        """Parse the bytes. Bytes of an incomplete head, and bytes between the parts of a body, are counted."""
+        """Parse the bytes. Counts the bytes of an incomplete head, and between the parts of a body."""
         if self._is_lingering:
             self._linger()
             return
@@ -225,7 +222,7 @@ class Connection(HttpToolsProtocol):
             super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header. Trailers come here as well, and are dropped: they follow the body, when the headers were read."""
+        """Take a header. Trailers are dropped: they follow the body, when the headers were read."""
         if self._is_in_head:
             super().on_header(name, value)
 
@@ -251,7 +248,7 @@ class Connection(HttpToolsProtocol):
             self._all_open.wait(self, self._evict)
 
     def on_message_complete(self) -> None:
-        """Note that the body has arrived: the connection may serve another request."""
+        """Note that the body has arrived, so that the connection may serve another request."""
         if self._skips_message or (self.parser.should_upgrade() and _framing(self.headers)):
             return
         self._num_unread = self._num_new = 0
@@ -261,7 +258,7 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Start the next request that was pipelined, or wait for one. Bytes that begin no request do not prolong that."""
+        """Start the next pipelined request, or wait for a request. Bytes that begin no request do not prolong the wait."""
         super().on_response_complete()
         if self._is_idle() and not self._is_lingering and not self.transport.is_closing():
             self._wait()
@@ -344,7 +341,7 @@ class Connection(HttpToolsProtocol):
         self._close_in_time()
 
     def _close_in_time(self) -> None:
-        """Close the connection after what is to be sent. A client that takes none of it, or no part in closing, is cut off."""
+        """Close the connection after the rest of its bytes. A client that does not read them, or does not close, is cut off."""
         self.transport.close()
         if self._stall is None:
             self._stall = self.loop.call_later(min(_LINGER_S, self._settings.body_timeout_s), self.transport.abort)

@@ -45,22 +45,20 @@ if TYPE_CHECKING:
 _log = logging.getLogger("paceline.server")
 
 LEAST_S: Final = 0.1
-"""Between two looks that find something, however often watchers want to see it."""
+"""The least time between two looks that find something."""
 
-SOON_S: Final = 0.01
-"""By which a look or an event may come early: to sleep for so little costs a wake-up more."""
-
+_SOON_S: Final = 0.01  # by which a look or an event may come early, as a shorter sleep costs one more wake-up
 _IDLE_S: Final = 1.0  # between looks at an engine without requests
 _TREE_S: Final = 1.0
 _STATS_S: Final = 1.0
-_STATS_AGE_S: Final = 1.5  # of the oldest report that is taken while requests are open
+_STATS_AGE_S: Final = 1.5  # the greatest age of a report that is used while requests are open
 
 EndReason = Literal["shutdown", "unloaded", "failed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What one look at the engine found. is_first: nothing before it counts any more. trees: the latest, perhaps older."""
+    """The result of one look at the engine. is_first: nothing before it counts. trees: the latest trees, perhaps older."""
 
     activity: EngineActivity
     heartbeat: Heartbeat
@@ -73,16 +71,18 @@ class Look:
     _made: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def shared(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-        """Return the value that `make` has returned for this key, once for all watchers."""
+        """Return the value of `make` for this key, which is called once for all watchers."""
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
 
 
 class Watcher(ABC):
-    """One who watches: takes looks, and learns of the end.
+    """Takes looks, and learns of the end.
 
-    wants_nodes: of the radix tree, None: no tree. interval_s: how often it looks, at most.
+    Attributes:
+        wants_nodes: The nodes of the radix tree that it wants; None: no tree.
+        interval_s: The least time between two looks.
     """
 
     wants_nodes: int | None = None
@@ -94,11 +94,11 @@ class Watcher(ABC):
 
     @abstractmethod
     def end(self, reason: EndReason) -> None:
-        """Learn that there is nothing more to see."""
+        """Learn that no look follows."""
 
 
 class EngineWatch:
-    """The looks at one engine. why_ended: returns the reason where it was closed by this server."""
+    """The looks at one engine. why_ended: returns the reason for the end of an engine that this server closed."""
 
     def __init__(self, engine: Callable[[], EngineClient], why_ended: Callable[[], EndReason]) -> None:
         self._engine, self._why_ended = engine, why_ended
@@ -113,7 +113,7 @@ class EngineWatch:
         self._last: EngineActivity | None = None
         self._trees: tuple[TenantTree, ...] = ()
         self._tree_s = self._stats_s = -1e9
-        self._waits_until_s = -1e9  # what the task sleeps for, or has delayed its look to
+        self._waits_until_s = -1e9  # when the task wakes up, or its delayed look is due
         self._is_joined = self._is_ticking = False
         self._stats: dict[str, Any] = {}
         self._stats_task: asyncio.Task[None] | None = None
@@ -125,22 +125,22 @@ class EngineWatch:
 
     @property
     def is_on(self) -> bool:
-        """Whether anyone watches."""
+        """Whether there are watchers."""
         return bool(self._watchers)
 
     def past(self, num_ticks: int) -> tuple[list[TickActivity], list[Mark]]:
-        """Return what others who watch have seen of the last ticks: at most as many, and the marks."""
+        """Return at most so many of the last ticks that other watchers have seen, and the marks."""
         ticks = list(self._ticks)
         return ticks[max(0, len(ticks) - num_ticks) :], list(self._marks)
 
     def add(self, watcher: Watcher) -> None:
-        """Let someone watch, from the next look on. One who comes after the end learns of it at once."""
+        """Add a watcher, from the next look on. After the end, it learns of the end at once."""
         if self._ended is not None:
             watcher.end(self._ended)
             return
         self._watchers.append(watcher)
         self._is_joined = True
-        if self._task is not None and self._waits_until_s > max(time.monotonic(), self._looked_s + LEAST_S) + SOON_S:
+        if self._task is not None and self._waits_until_s > max(time.monotonic(), self._looked_s + LEAST_S) + _SOON_S:
             self._task.cancel()
             self._task = None
         if self._task is None:
@@ -148,7 +148,7 @@ class EngineWatch:
             self._task = asyncio.create_task(self._watch())
 
     def remove(self, watcher: Watcher) -> None:
-        """Let someone go; the last one ends the looks."""
+        """Remove a watcher; without watchers there are no looks."""
         if watcher in self._watchers:
             self._watchers.remove(watcher)
         if not self._watchers and self._task is not None:
@@ -157,7 +157,7 @@ class EngineWatch:
             self._forget()
 
     def end(self, reason: EndReason) -> None:
-        """End all streams, and later ones at once."""
+        """End the streams of all present and later watchers."""
         self._ended = self._ended or reason
         watchers, self._watchers = self._watchers, []
         for watcher in watchers:
@@ -179,43 +179,49 @@ class EngineWatch:
             self.end("failed")
 
     async def _turn(self) -> None:
-        """Look if that is due, else wait: as often as the watcher that wants to see most, once a second without requests."""
+        """Look if a look is due, else wait. Looks follow the shortest interval of the watchers, or a second without requests."""
         now_s, engine = time.monotonic(), self._engine()
         interval_s = max(LEAST_S, min(watcher.interval_s for watcher in self._watchers))
         is_moving = engine.num_open > 0 or any(self._rates.member().values())
         due_s = self._looked_s + (LEAST_S if self._is_joined else interval_s if is_moving else max(interval_s, _IDLE_S))
         # An engine that ticks replies with the tick that ends when the look is due: no thread has to wake up for that.
         delay_s = min(max(0.0, due_s - now_s), MOST_DELAY_S) if is_moving and self._is_ticking else 0.0
-        if due_s - delay_s - now_s > SOON_S:
-            await self._sleep_until(min(due_s - delay_s, now_s + interval_s))
+        if due_s - delay_s - now_s > _SOON_S:
+            self._waits_until_s = min(due_s - delay_s, now_s + interval_s)
+            await asyncio.sleep(self._waits_until_s - time.monotonic())
             return
         self._waits_until_s = due_s
         has_ticks, now_s = await self._look(engine, delay_s), time.monotonic()
-        is_early = due_s - now_s > SOON_S  # as it had nothing to do: it is asked again when the look is due
+        is_early = due_s - now_s > _SOON_S  # the engine had nothing to do: it is asked again when the look is due
         self._is_ticking = has_ticks and not is_early
         if not is_early:
             self._looked_s = now_s
-
-    async def _sleep_until(self, until_s: float) -> None:
-        self._waits_until_s = until_s
-        await asyncio.sleep(until_s - time.monotonic())
 
     async def _look(self, engine: EngineClient, delay_s: float) -> bool:
         """Return whether the engine has ticked since the last look."""
         last = self._last
         after = 0 if last is None else last.last_number
-        max_nodes = self._wanted_nodes(time.monotonic())
+        nodes = [watcher.wants_nodes for watcher in self._watchers if watcher.wants_nodes is not None]
+        max_nodes = max(nodes) if nodes and time.monotonic() - self._tree_s >= _TREE_S else None
         activity = await _outcome(engine.ask_activity(after, max_nodes=max_nodes, delay_s=delay_s))
         if activity is None:
             self._is_joined = True  # its watchers have seen nothing
             return False
         is_first = last is None or activity.started_s != last.started_s
         if is_first:
-            self._begin_anew()
+            self._rates.clear()
+            self._ticks.clear()
+            self._marks.clear()
+            self._trees = ()
             if after:  # its numbers are those of another log
                 activity = await _outcome(engine.ask_activity(0, max_nodes=max_nodes)) or activity
         now_s = time.monotonic()
-        self._take(activity, now_s)
+        self._last = activity
+        self._rates.take(activity)
+        self._ticks += activity.ticks
+        self._marks += activity.marks
+        if activity.trees is not None:
+            self._trees, self._tree_s = activity.trees, now_s
         self._refresh_stats(engine, now_s)
         look = Look(
             activity=activity,
@@ -232,27 +238,8 @@ class EngineWatch:
             watcher.take(look)
         return bool(activity.ticks)
 
-    def _begin_anew(self) -> None:
-        self._rates.clear()
-        self._ticks.clear()
-        self._marks.clear()
-        self._trees = ()
-
-    def _take(self, activity: EngineActivity, now_s: float) -> None:
-        self._last = activity
-        self._rates.take(activity)
-        self._ticks += activity.ticks
-        self._marks += activity.marks
-        if activity.trees is not None:
-            self._trees, self._tree_s = activity.trees, now_s
-
-    def _wanted_nodes(self, now_s: float) -> int | None:
-        """Return how many nodes to ask for; None if no watcher wants any, or they are new enough."""
-        wanted = [watcher.wants_nodes for watcher in self._watchers if watcher.wants_nodes is not None]
-        return max(wanted) if wanted and now_s - self._tree_s >= _TREE_S else None
-
     def _refresh_stats(self, engine: EngineClient, now_s: float) -> None:
-        """Take the metrics that a worker reports while it ticks; else ask for them in a thread, for a later look."""
+        """Take the metrics that a ticking worker has reported; else ask for them in a thread, for a later look."""
         if now_s - self._stats_s < _STATS_S or (self._stats_task is not None and not self._stats_task.done()):
             return
         self._stats_s = now_s
@@ -303,10 +290,15 @@ class EngineEvent(NamedTuple):
 
 
 class EventReader(Watcher):
-    """One client's events. facts: members of each snapshot beside what was found; interval_s: least between events, to 10 ms.
+    """One client's events. Use it as a context manager, which ends the watch.
 
-    max_nodes: of the tree, 0: no tree. num_past: most ticks before the first event. Use as a context manager: leaving it ends
-    the watch.
+    Args:
+        watch: The looks.
+        facts: Further members of each snapshot.
+        tenant: The client's tenant.
+        interval_s: The least time between events, to 10 ms.
+        max_nodes: Most nodes of the tree; 0: no tree.
+        num_past: Most ticks before the first event.
     """
 
     def __init__(
@@ -335,12 +327,10 @@ class EventReader(Watcher):
         self._sent_s = -1e9
 
     def __enter__(self) -> Self:
-        """Begin to watch."""
         self._watch.add(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Watch no longer."""
         self._watch.remove(self)
 
     def take(self, look: Look) -> None:
@@ -361,18 +351,18 @@ class EventReader(Watcher):
         self._changed.set()
 
     def end(self, reason: EndReason) -> None:
-        """Learn that there is nothing more to see."""
+        """Learn that no look follows."""
         self._ended = reason
         self._changed.set()
 
     async def next(self) -> EngineEvent:
-        """Wait for the next event. `end` comes last, and again if this is called again."""
+        """Wait for the next event. The last event is `end`; later calls return it again."""
         while True:
             await self._changed.wait()
             if self._ended is not None:
                 return EngineEvent("end", {"reason": self._ended})
             wait_s = self._sent_s + self.interval_s - time.monotonic()
-            if wait_s > SOON_S:
+            if wait_s > _SOON_S:
                 await asyncio.sleep(wait_s)
                 continue
             self._changed.clear()
@@ -389,7 +379,9 @@ class EventReader(Watcher):
         is_begun, self._is_begun = self._is_begun, True
         before = self._sent if is_begun else {}
         changed = {
-            name: value for name, value in members.items() if name not in before or _differs(before[name], value)
+            name: value
+            for name, value in members.items()
+            if name not in before or (before[name] is not value and before[name] != value)
         }
         self._sent = members
         ticks, marks = list(self._ticks), list(self._marks)
@@ -428,12 +420,8 @@ class EventReader(Watcher):
         return {"tree": self._tree}
 
 
-def _differs(before: Any, value: Any) -> bool:
-    return before is not value and before != value
-
-
 def engine_facts(engine: EngineClient, name: str, tenant: str) -> dict[str, Any]:
-    """Return the members of a snapshot that do not change: facts of the engine."""
+    """Return the members of a snapshot that do not change."""
     limits, config = engine.limits, engine.config
     strategy = config.strategy if isinstance(config.strategy, str) else type(config.strategy).__name__
     return {

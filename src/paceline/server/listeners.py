@@ -1,7 +1,7 @@
 """The sockets that a server listens on, the acceptors of their connections, and the list of this user's running servers.
 
-Each server keeps a file in the user's state folder, locked while the server runs. The lock goes with the process, however that
-ends, so a file without a lock belongs to a server that crashed.
+Each server keeps a file in the user's state folder, locked while the server runs. The lock ends with the process, so a file
+without a lock belongs to a server that crashed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _PROBE_S = 1.0  # timeout of the connection that looks for a running server
 
 
 class CannotListen(OSError):
-    """A socket cannot be opened, or a certificate not be used; the message has the reason."""
+    """A socket cannot be opened, or a certificate cannot be used; the message has the reason."""
 
 
 class Listeners:
@@ -76,7 +76,7 @@ class Listeners:
 
 
 def tls_context(settings: ServerSettings) -> ssl.SSLContext | None:
-    """Return the server's side of TLS; None without a certificate. Raises `CannotListen` if it cannot be used."""
+    """Return the context of TLS; None without a certificate. Raises `CannotListen` if the certificate cannot be used."""
     if settings.ssl_certfile is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -94,7 +94,7 @@ def tls_context(settings: ServerSettings) -> ssl.SSLContext | None:
 
 @contextmanager
 def _openable(path: Path) -> Iterator[Path]:
-    """Yield the path of a file, or of a copy of a pipe's content: OpenSSL would wait for the writer of a pipe without an end."""
+    """Yield the path of a file, or of a copy of a pipe's content: OpenSSL would wait for ever for a pipe's writer."""
     with validation.open_file(path, pipes=True) as file:
         if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             yield path
@@ -131,8 +131,8 @@ def _listener(host: str, port: int, *, is_alone: bool) -> socket.socket:
 
 def _tcp_socket(host: str, port: int, *, is_alone: bool) -> socket.socket:
     """Listen on a name's first address, IPv4 before IPv6. :: accepts IPv4 as well if it is the only host."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, _, _, _, address = min(found, key=lambda info: info[0] != socket.AF_INET)
+    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, _, _, _, address = min(addresses, key=lambda info: info[0] != socket.AF_INET)
     is_any = host == "::" and is_alone and socket.has_dualstack_ipv6()
     return socket.create_server(address, family=family, backlog=_BACKLOG, dualstack_ipv6=is_any)
 
@@ -178,17 +178,17 @@ def _is_private(listener: socket.socket) -> bool:
     return ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
 
 
-def num_connections(wanted: int) -> int:
-    """Return how many of the `wanted` connections this process has descriptors for, with some left for all else that it opens.
+def num_connections(max_number: int) -> int:
+    """Return the number of connections for which the process has descriptors, at most `max_number`, beside its other files.
 
-    Raises the process's soft limit of descriptors to its hard one.
+    Raises the soft limit of descriptors up to the hard limit.
     """
     if sys.platform == "win32":
-        return wanted
+        return max_number
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    enough = wanted + _MAX_DESCRIPTORS
+    enough = max_number + _MAX_DESCRIPTORS
     for limit in (hard, enough if hard == resource.RLIM_INFINITY else min(hard, enough)):
         try:  # macOS refuses a limit beyond its own
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
@@ -197,15 +197,15 @@ def num_connections(wanted: int) -> int:
         soft = limit
         break
     if soft == resource.RLIM_INFINITY:
-        return wanted
-    return min(wanted, soft - min(_MAX_DESCRIPTORS, soft // 2))
+        return max_number
+    return min(max_number, soft - min(_MAX_DESCRIPTORS, soft // 2))
 
 
 class Acceptor:
     """Accepts a listener's connections while there is room. On the event loop.
 
-    The connection that has waited longest for its client is closed for a new one. If none waits, the new one is refused, by
-    `Connection`; while many are being refused, further ones wait in the kernel's queue.
+    Beyond the limit, a new connection replaces the longest waiting one. If none waits, `Connection` refuses the new one; while
+    many are being refused, further connections wait in the kernel's queue.
     """
 
     def __init__(
@@ -237,7 +237,7 @@ class Acceptor:
             task.cancel()
 
     async def wait_closed(self) -> None:
-        """Wait until nothing is left of the handshakes."""
+        """Wait for the end of the handshakes."""
         if self._opening:
             await asyncio.wait(self._opening)
 
@@ -296,8 +296,8 @@ class RunningServer:
         pid: Its process.
         urls: Its addresses, for clients on this machine; "unix://..." for a socket.
         model: The name of its model; None for a server of several models.
-        started: When it began to listen, in Unix seconds.
-        host: The name of the machine, as a home folder may be shared by several.
+        started: The time when it began to listen, in Unix seconds.
+        host: The name of its machine, as several machines may share a home folder.
     """
 
     pid: int
@@ -326,14 +326,14 @@ def registered(urls: Sequence[str], model: str | None, started: float) -> Iterat
 
 
 def running_servers() -> list[RunningServer]:
-    """Return the servers that run, the oldest first, and remove the files of servers that crashed."""
-    found = []
+    """Return the running servers, the oldest first, and remove the files of servers that crashed."""
+    servers = []
     for path in _folder().glob(f"[!.]*{_SUFFIX}"):
         with suppress(OSError):  # it ended meanwhile
             server = _read(path)
             if server is not None and server.host == socket.gethostname():
-                found.append(server)
-    return sorted(found, key=lambda server: server.started)
+                servers.append(server)
+    return sorted(servers, key=lambda server: server.started)
 
 
 def _folder() -> Path:
@@ -344,7 +344,7 @@ def _folder() -> Path:
 
 
 def _create(server: RunningServer) -> tuple[int, Path]:
-    """Write and lock a file, and only then give it the name by which it is found."""
+    """Write and lock a file, then give it the name by which other processes find it."""
     folder = _folder()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     running_servers()  # which removes stale files

@@ -1,4 +1,4 @@
-"""Routes with the facts that middleware needs of them, and which route a request matches.
+"""Routes with their facts for middleware, and the route that a request matches.
 
 A route states its facts where it is defined:
 
@@ -41,10 +41,9 @@ class EarlyStream:
 
     Attributes:
         framing: How events are sent.
-        error_event: Makes an event of the body of an error.
+        error_event: Returns the event of the body of an error.
         done: The last event; empty: there is none.
-        begin: Returns the first events of a response, which the model's own stream continues, by the model's name; None: a
-            heartbeat is the framing's ping.
+        begin: Begins the response of a model by its name, for the model's stream to continue; None: a heartbeat is a ping.
     """
 
     framing: Framing
@@ -59,19 +58,19 @@ EVENTS: Final = EarlyStream(framing=SSE, done=b"[DONE]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteFacts:
-    """Facts of a route that middleware needs.
+    """Facts of a route for middleware.
 
     Attributes:
         errors: The form of its errors.
         public: Whether a request needs no API key.
         operator: Whether the key must be an operator's if the server has tenants.
-        model: "required": the route runs with the `Service` of the model that the request names. "none": the route is about the
-            whole server. "named": so is this one, but a request with ?model= goes to the model's own route of the same path.
-        loads_model: Whether a request loads its model if it is not loaded. ?autoload= overrides this.
-        is_counted: Whether a request counts as one in flight, which a server that drains waits for.
+        model: "required": the route runs with the `Service` of the model that the request names. "none": it is about the whole
+            server. "named": the same, but a request with ?model= goes to the model's own route of the same path.
+        loads_model: Whether a request loads its model. ?autoload= overrides this.
+        is_counted: Whether a request counts as in flight, so that a server that drains waits for it.
         while_draining: Whether a POST request is accepted while the server drains.
         takes_forms: Whether the body may be multipart/form-data; other bodies are read as JSON.
-        early: The format of its stream, which then may begin before the model is loaded; None: it does not.
+        early: The format of its stream if that may begin before the model is loaded.
     """
 
     errors: ErrorForm = LLAMA_FORM
@@ -117,7 +116,7 @@ class Routes(list[BaseRoute]):
     """A list of routes that have some properties in common.
 
     Args:
-        facts: Of each route, if it does not change them.
+        facts: The facts of each route, unless it changes them.
         tags: Groups of the API's document.
         responses: Descriptions of responses for the API's document, beside the default.
     """
@@ -177,47 +176,47 @@ _OPERATOR_KEY_REQUIRED: Final = ApiError(
 # ---- which route a request matches
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """The result of a look-up. facts: of the route that serves the request, if any; errors: the form of errors."""
-
-    facts: RouteFacts | None
-    errors: ErrorForm
-
-
 class RouteTable:
     """Finds the route of a method and a path. Results are remembered, except for files of a web page, which may change."""
 
     def __init__(self, routes: Sequence[BaseRoute] = ()) -> None:
         self._routes = [route for route in routes if not getattr(route, "is_dynamic", False)]
         self._dynamic = [route for route in routes if getattr(route, "is_dynamic", False)]
-        self._known: dict[tuple[str, str], _Found] = {}
+        self._known: dict[tuple[str, str], tuple[RouteFacts | None, ErrorForm]] = {}
         forms = {_facts(route).errors for route in routes}
         self._prefixes = sorted(((prefix, form) for form in forms for prefix in form.paths), key=lambda pair: pair[0])
 
     def facts(self, method: str, path: str) -> RouteFacts | None:
         """Return the facts of the route of this method and this path without the server's prefix; None if there is none."""
-        found = self._find(method, path).facts
-        if found is None and self._dynamic:
-            match, facts = self._match(self._dynamic, method, path)
-            return facts if match is Match.FULL else None
-        return found
+        facts, _ = self._find(method, path)
+        if facts is None and self._dynamic:
+            match, dynamic = self._match(self._dynamic, method, path)
+            return dynamic if match is Match.FULL else None
+        return facts
 
     def errors(self, method: str, path: str) -> ErrorForm:
-        """Return the form of errors of a request: its route's, else that of a route of the path, else that of similar paths."""
-        return self._find(method, path).errors
+        """Return the form of errors of a request: of its route, else of a route of its path, else of similar paths."""
+        return self._find(method, path)[1]
 
-    def _find(self, method: str, path: str) -> _Found:
-        found = self._known.get((method, path))
-        if found is None:
+    def _find(self, method: str, path: str) -> tuple[RouteFacts | None, ErrorForm]:
+        """Return the facts of the route that serves the request, if there is a route, and the form of errors."""
+        known = self._known.get((method, path))
+        if known is None:
             match, facts = self._match(self._routes, method, path)
-            errors = self._errors_of_unknown(path) if facts is _NO_FACTS else facts.errors
-            found = _Found(facts if match is Match.FULL else None, errors)
+            errors = facts.errors
+            if facts is _NO_FACTS:  # no route has this path: the form of its longest prefix
+                forms = [
+                    form
+                    for prefix, form in self._prefixes
+                    if path == prefix or path.startswith(f"{prefix.rstrip('/')}/")
+                ]
+                errors = forms[-1] if forms else LLAMA_FORM
+            known = facts if match is Match.FULL else None, errors
             if len(path) <= _MAX_KNOWN_PATH:
                 if len(self._known) >= _MAX_KNOWN:
-                    self._known.clear()  # paths that clients made up make way for the routes
-                self._known[method, path] = found
-        return found
+                    self._known.clear()  # clients may make up many paths
+                self._known[method, path] = known
+        return known
 
     def _match(self, routes: Sequence[BaseRoute], method: str, path: str) -> tuple[Match, RouteFacts]:
         scope = {"type": "http", "method": method, "path": path, "root_path": "", "headers": []}
@@ -229,10 +228,6 @@ class RouteTable:
             if match is Match.PARTIAL and best is Match.NONE:
                 best, facts = match, _facts(route)
         return best, facts
-
-    def _errors_of_unknown(self, path: str) -> ErrorForm:
-        forms = [form for prefix, form in self._prefixes if path == prefix or path.startswith(f"{prefix.rstrip('/')}/")]
-        return forms[-1] if forms else LLAMA_FORM
 
 
 def _facts(route: BaseRoute) -> RouteFacts:

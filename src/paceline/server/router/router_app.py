@@ -91,7 +91,7 @@ ModelQuery = Annotated[str, Query(max_length=512, description="The name of a mod
 
 
 class ModelBody(RequestBody):
-    """The body of requests that load, unload or download a model. timeout_s: for running requests before it is unloaded."""
+    """The body of what is done with a model. timeout_s: for running requests before it is unloaded; paceline's own."""
 
     model: str = Field(max_length=512, min_length=1)
     timeout_s: float | None = Field(
