@@ -30,17 +30,7 @@ from paceline.server.dialects.llama_server import completion_routes, llama_route
 from paceline.server.dialects.ollama import ollama_routes
 from paceline.server.dialects.openai import openai_routes, openai_vectors, transcriptions
 from paceline.server.dialects.responses import responses_routes
-from paceline.server.middleware.access import AllowedHosts, ApiKeys, Cors, RoutePrefix
-from paceline.server.middleware.request_limits import BodyReader, HeaderLimit, RequestLimit
-from paceline.server.middleware.requests import (
-    AccessLog,
-    AwaitedStreams,
-    ErrorBoundary,
-    HeadAsGet,
-    HttpCounts,
-    RequestIds,
-    TrailingSlashes,
-)
+from paceline.server.middleware import access, request_limits, requests
 from paceline.server.pages import MissingDocumentRoute, PageRoute, document_routes, server_facts, start_page_routes
 from paceline.server.request_context import SERVICE, HttpMiddleware
 from paceline.server.routes import RouteFacts, Routes, error_response, facts_of
@@ -112,7 +102,7 @@ def server_app(server: Server, own: Iterable[Routes], dispatch: Middleware) -> F
         redoc_url=None,
         openapi_url="/openapi.json" if settings.docs else None,
         redirect_slashes=False,
-        middleware=[*server_middleware(server), dispatch],
+        middleware=[*_middleware(server), dispatch],
         lifespan=lifespan,
     )
     app.state.service = server
@@ -125,7 +115,7 @@ def server_app(server: Server, own: Iterable[Routes], dispatch: Middleware) -> F
     for kind in (PacelineError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, handle_error)
     routes = app.router.routes
-    engine = (engine_routes.metrics_routes(), engine_routes.routes(), engine_routes.model_routes())
+    engine = (engine_routes.METRICS_ROUTES, engine_routes.ROUTES)
     for some in (*own, *engine, *DIALECTS):
         routes.extend(some)
     if settings.docs:
@@ -154,29 +144,27 @@ class OneModel(HttpMiddleware):
         await self._app(scope, receive, send)
 
 
-def server_middleware(service: Server) -> list[Middleware]:
+def _middleware(service: Server) -> list[Middleware]:
     """Return the middleware from the outermost to the innermost."""
-    settings = service.settings
-    cors = Middleware(
-        Cors, settings.cors_origins, settings.cors_methods, settings.cors_headers, credentials=settings.cors_credentials
-    )
+    settings, is_shared = service.settings, has_tenants(service.settings.api_keys)
+    cors = (settings.cors_origins, settings.cors_methods, settings.cors_headers)
+    body = (settings.max_body_bytes, settings.body_timeout_s, service.body_budget, service.retry_after_s)
+    hosts = (*settings.allowed_hosts, *settings.hosts)
     return [
-        Middleware(RequestIds),
-        Middleware(HttpCounts, service.http_metrics),
-        Middleware(AccessLog),
-        *([Middleware(RoutePrefix, settings.root_path)] if settings.root_path else ()),
-        *([Middleware(AllowedHosts, (*settings.allowed_hosts, *settings.hosts))] if settings.checks_hosts else ()),
-        *([cors] if settings.cors_origins else ()),
-        Middleware(HeaderLimit, settings.max_header_bytes),
-        Middleware(HeadAsGet),
-        Middleware(TrailingSlashes, service.page),
-        Middleware(ApiKeys, settings.api_keys),
-        Middleware(AwaitedStreams, service.kept.resumable_streams),
-        Middleware(RequestLimit, service, settings.max_connections, is_shared=has_tenants(settings.api_keys)),
-        Middleware(
-            BodyReader, settings.max_body_bytes, settings.body_timeout_s, service.body_budget, service.retry_after_s
-        ),
-        Middleware(ErrorBoundary),
+        Middleware(requests.RequestIds),
+        Middleware(requests.HttpCounts, service.http_metrics),
+        Middleware(requests.AccessLog),
+        *([Middleware(access.RoutePrefix, settings.root_path)] if settings.root_path else ()),
+        *([Middleware(access.AllowedHosts, hosts)] if settings.checks_hosts else ()),
+        *([Middleware(access.Cors, *cors, credentials=settings.cors_credentials)] if settings.cors_origins else ()),
+        Middleware(request_limits.HeaderLimit, settings.max_header_bytes),
+        Middleware(requests.HeadAsGet),
+        Middleware(requests.TrailingSlashes, service.page),
+        Middleware(access.ApiKeys, settings.api_keys),
+        Middleware(requests.AwaitedStreams, service.kept.resumable_streams),
+        Middleware(request_limits.RequestLimit, service, settings.max_connections, is_shared=is_shared),
+        Middleware(request_limits.BodyReader, *body),
+        Middleware(requests.ErrorBoundary),
     ]
 
 

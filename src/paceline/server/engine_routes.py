@@ -32,62 +32,51 @@ from paceline.server.service import Service
 from paceline.server.settings import ServerSettings
 from paceline.server.sse import NAMED_SSE, LiveEvents, named_event
 
+METRICS_ROUTES = Routes(RouteFacts(model="required", loads_model=False), tags=["observability"])
+ROUTES = Routes(RouteFacts(errors=OPENAI_FORM, model="required", loads_model=False), tags=["engine"])
 
-def routes() -> Routes:
-    """Return the routes."""
-    router = Routes(RouteFacts(errors=OPENAI_FORM, model="required", loads_model=False), tags=["engine"])
 
-    @router.get(
-        "/v1/engine/events",
-        summary="What the engine does, as server-sent events",
-        response_class=Response,
-        responses={200: {"description": "Events until the client leaves", "content": {"text/event-stream": {}}}},
+@ROUTES.get(
+    "/v1/engine/events",
+    summary="What the engine does, as server-sent events",
+    response_class=Response,
+    responses={200: {"description": "Events until the client leaves", "content": {"text/event-stream": {}}}},
+)
+async def events(
+    request: Request,
+    interval_ms: Annotated[int, Query(ge=100, le=60_000, description="Least time between two events, to 10 ms.")] = 250,
+    max_nodes: Annotated[int, Query(ge=0, le=MAX_NODES, description="Of the radix tree; 0: no tree.")] = 256,
+    history: Annotated[int, Query(ge=0, le=MOST_TICKS, description="Past ticks in the first event.")] = 256,
+) -> Response:
+    """Stream a snapshot, then what changes, until the client leaves: slots, ticks, radix tree, queue, memory, latencies.
+
+    The tenant of the key sees its own requests, and sums of the rest. Nothing is recorded while no client reads.
+    """
+    service = Service.of(request.scope)
+    engine, tenant = service.engine(), RequestContext.of(request.scope).tenant
+    reader = EventReader(
+        service.engine_watch,
+        engine_facts(engine, service.names[0], tenant),
+        tenant=tenant,
+        interval_s=interval_ms / 1000,
+        max_nodes=max_nodes,
+        num_past=history,
     )
-    async def events(
-        request: Request,
-        interval_ms: Annotated[
-            int, Query(ge=100, le=60_000, description="Least time between two events, to 10 ms.")
-        ] = 250,
-        max_nodes: Annotated[int, Query(ge=0, le=MAX_NODES, description="Of the radix tree; 0: no tree.")] = 256,
-        history: Annotated[int, Query(ge=0, le=MOST_TICKS, description="Past ticks in the first event.")] = 256,
-    ) -> Response:
-        """Stream a snapshot, then what changes, until the client leaves: slots, ticks, radix tree, queue, memory, latencies.
-
-        The tenant of the key sees its own requests, and sums of the rest. Nothing is recorded while no client reads.
-        """
-        service = Service.of(request.scope)
-        engine, tenant = service.engine(), RequestContext.of(request.scope).tenant
-        reader = EventReader(
-            service.engine_watch,
-            engine_facts(engine, service.names[0], tenant),
-            tenant=tenant,
-            interval_s=interval_ms / 1000,
-            max_nodes=max_nodes,
-            num_past=history,
-        )
-        heartbeat_s = service.settings.heartbeat_s
-        return LiveEvents(_framed_events(reader), ping=NAMED_SSE.ping, heartbeat_s=heartbeat_s)
-
-    return router
+    heartbeat_s = service.settings.heartbeat_s
+    return LiveEvents(_framed_events(reader), ping=NAMED_SSE.ping, heartbeat_s=heartbeat_s)
 
 
-def metrics_routes() -> Routes:
-    """Return /metrics: 501 where the settings disable it, 503 before the model is loaded."""
-    router = Routes(RouteFacts(model="required", loads_model=False), tags=["observability"])
-
-    @router.get(
-        "/metrics", summary="Counters and histograms for Prometheus", responses=PLAIN_TEXT, response_class=Response
-    )
-    async def metrics(request: Request) -> Response:
-        """Prometheus's text format, or OpenMetrics where Accept asks for it; docs/prometheus.md lists the names."""
-        service = Service.of(request.scope)
-        if not service.settings.metrics:
-            raise ApiException(METRICS_OFF)
-        accept, engine = request.headers.get("accept", ""), service.engine()
-        http, llama = service.http_metrics, service.llama_metrics
-        return await asyncio.to_thread(engine_metrics, engine, http, llama, accept, service.created)
-
-    return router
+@METRICS_ROUTES.get(
+    "/metrics", summary="Counters and histograms for Prometheus", responses=PLAIN_TEXT, response_class=Response
+)
+async def metrics(request: Request) -> Response:
+    """Prometheus's text format, or OpenMetrics where Accept asks for it; docs/prometheus.md lists the names."""
+    service = Service.of(request.scope)
+    if not service.settings.metrics:
+        raise ApiException(METRICS_OFF)
+    accept, engine = request.headers.get("accept", ""), service.engine()
+    http, llama = service.http_metrics, service.llama_metrics
+    return await asyncio.to_thread(engine_metrics, engine, http, llama, accept, service.created)
 
 
 @contextmanager
@@ -165,17 +154,11 @@ def _known_modalities(model: object) -> list[str]:
     return input_modalities(getattr(model, "modalities", ()))  # a fake engine's model has none
 
 
-def model_routes() -> Routes:
-    """Return the route of one model."""
-    router = Routes(RouteFacts(errors=OPENAI_FORM, model="required", loads_model=False), tags=["engine"])
-
-    @router.get("/v1/engine/model", summary="What may be set in a request to the model")
-    async def model(request: Request) -> Response:
-        """Return the model's modalities and limits, and the fields of a chat completion with the server's defaults."""
-        service = Service.of(request.scope)
-        return json_response(await asyncio.to_thread(_model_body, service))
-
-    return router
+@ROUTES.get("/v1/engine/model", summary="What may be set in a request to the model")
+async def model(request: Request) -> Response:
+    """Return the model's modalities and limits, and the fields of a chat completion with the server's defaults."""
+    service = Service.of(request.scope)
+    return json_response(await asyncio.to_thread(_model_body, service))
 
 
 def _model_body(service: Service) -> dict[str, Any]:

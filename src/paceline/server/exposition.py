@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.utils import floatToGoString
 from starlette.responses import Response
 
+from paceline.errors import PacelineError
 from paceline.observability import metric_table as table
 from paceline.observability.heartbeat import Heartbeat
 from paceline.observability.metric_table import Histogram, Kind, Metric, MetricsSnapshot, Sample
@@ -31,6 +33,7 @@ from paceline.server.request_context import SpelledHeader
 
 if TYPE_CHECKING:
     from paceline.engine import EngineClient
+    from paceline.model_manager import ModelStatus
 
 OTHER: Final = "other"
 """The route of requests that matched none, and of all beyond the maximum number of series."""
@@ -288,20 +291,59 @@ _KINDS: dict[str, type[CounterMetricFamily | GaugeMetricFamily | HistogramMetric
 def engine_metrics(
     engine: EngineClient, http: HttpMetrics, llama: LlamaMetrics, accept: str = "", created: int = 0
 ) -> Response:
-    """Return the response to a scrape of one engine and its server. Waits for the engine's metrics: not on an event loop."""
+    """Return the response to a scrape of one engine and its server. Waits for the engine's metrics: not on an event loop.
+
+    accept: the Accept header, which decides about the format. created: the server's start in Unix seconds, for llama-server's
+    header.
+    """
     snapshot, heartbeat = engine.stats(), engine.heartbeat()
-    samples = (*snapshot, *heartbeat_samples(heartbeat), *http.samples(), *llama.samples(snapshot))
-    workers = () if heartbeat.worker_pid is None else worker_families(heartbeat.worker_pid)
-    return metrics_response(samples, accept, created, after=workers)
+    samples = (*snapshot, *_heartbeat_samples(heartbeat), *http.samples(), *llama.samples(snapshot))
+    workers = () if heartbeat.worker_pid is None else _worker_families(heartbeat.worker_pid)
+    return _response(samples, accept, created, after=workers)
 
 
-def worker_families(pid: int) -> Iterable[Family]:
+def models_metrics(
+    statuses: Sequence[ModelStatus],
+    engines: Mapping[str, EngineClient],
+    http: HttpMetrics,
+    llama: LlamaMetrics,
+    accept: str,
+    created: int,
+) -> Response:
+    """Return the response to a scrape of several models, with the label `model`. engines: of the models that are ready."""
+    workers: dict[str, Family] = {}
+    for status in statuses:
+        for family in () if status.worker_pid is None else _worker_families(status.worker_pid):
+            labelled = [sample._replace(labels={"model": status.name}) for sample in family.samples]
+            family.samples = []
+            workers.setdefault(family.name, family).samples += labelled
+    samples = _samples_of_models(statuses, engines, http, llama)
+    return _response(samples, accept, created, before=workers.values())
+
+
+def _samples_of_models(
+    statuses: Sequence[ModelStatus], engines: Mapping[str, EngineClient], http: HttpMetrics, llama: LlamaMetrics
+) -> Iterator[Sample]:
+    for status in statuses:
+        label = (("model", status.name),)
+        yield Sample(MODEL_LOADED, "gauge", label, status.is_loaded)
+        yield Sample(MODEL_USERS, "gauge", label, status.num_users)
+        yield Sample(MODEL_WAITING, "gauge", label, status.num_waiting)
+        yield Sample(MODEL_BYTES, "gauge", label, status.taken_bytes or 0)
+    yield from http.samples()
+    for name, engine in engines.items():
+        with suppress(PacelineError):  # it has ended meanwhile
+            snapshot, heartbeat = engine.stats(), engine.heartbeat()
+            for sample in (*snapshot, *_heartbeat_samples(heartbeat), *llama.samples(snapshot, name)):
+                yield Sample(sample.name, sample.kind, (("model", name), *sample.labels), sample.value)
+
+
+def _worker_families(pid: int) -> Iterable[Family]:
     """Return memory, time and file descriptors of a worker process, if the system reports them."""
     return ProcessCollector(namespace="paceline_worker", pid=lambda: pid, registry=None).collect()
 
 
-def heartbeat_samples(heartbeat: Heartbeat) -> Iterator[Sample]:
-    """Yield the metrics of a heartbeat."""
+def _heartbeat_samples(heartbeat: Heartbeat) -> Iterator[Sample]:
     for name, (kind, _, value) in _OF_HEARTBEAT.items():
         yield Sample(name, kind, (), value(heartbeat))
 
@@ -309,23 +351,10 @@ def heartbeat_samples(heartbeat: Heartbeat) -> Iterator[Sample]:
 _START = SpelledHeader(b"Process-Start-Time-Unix")
 
 
-def metrics_response(
-    samples: Iterable[Sample],
-    accept: str,
-    created: int,
-    *,
-    before: Iterable[Family] = (),
-    after: Iterable[Family] = (),
+def _response(
+    samples: Iterable[Sample], accept: str, created: int, *, before: Iterable[Family] = (), after: Iterable[Family] = ()
 ) -> Response:
-    """Return the response to a scrape, with the metrics of this process.
-
-    Args:
-        samples: The samples; those of a name become one family.
-        accept: The Accept header, which decides about the format.
-        created: The server's start in Unix seconds, for llama-server's header.
-        before: Further families, before those of this process.
-        after: Further families, after those of this process.
-    """
+    """Return samples and families as text, the families before or after the families of this process."""
     by_name: dict[str, list[Sample]] = {}
     for sample in samples:
         by_name.setdefault(sample.name, []).append(sample)

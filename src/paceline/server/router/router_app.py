@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable
 from dataclasses import replace
 from typing import Annotated, Any, Final
 
 from fastapi import FastAPI, Query
-from prometheus_client.metrics_core import Metric as Family
 from pydantic import Field
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -19,8 +17,7 @@ from starlette.responses import JSONResponse, Response
 from paceline import __version__
 from paceline.async_llm import AsyncLLM
 from paceline.errors import ModelNotFound, PacelineError
-from paceline.model_manager import ModelLoader, ModelState, ModelStatus
-from paceline.observability.metric_table import Sample
+from paceline.model_manager import ModelLoader, ModelState
 from paceline.server.api_errors import (
     OPENAI_FORM,
     ApiError,
@@ -32,48 +29,22 @@ from paceline.server.api_errors import (
 )
 from paceline.server.application import health_routes, server_app
 from paceline.server.dialects.llama_server import llama_routes
+from paceline.server.dialects.ollama import ollama_routes
 from paceline.server.dialects.ollama.ollama_requests import OllamaModelBody
-from paceline.server.dialects.ollama.ollama_routes import (
-    ADMINISTRATION_ROUTES,
-    FOLLOWED_VERSION,
-    NAME_MISSING,
-    OLLAMA_ERRORS,
-    OLLAMA_FORM,
-    OLLAMA_STREAMS,
-    ollama_error_response,
-    pull_response,
-    shown_model,
-)
 from paceline.server.dialects.openai.openai_routes import cancel_routes
 from paceline.server.dialects.request_body import RequestBody
 from paceline.server.engine_routes import page_routes
-from paceline.server.exposition import (
-    METRICS_OFF,
-    MODEL_BYTES,
-    MODEL_LOADED,
-    MODEL_USERS,
-    MODEL_WAITING,
-    heartbeat_samples,
-    metrics_response,
-    worker_families,
-)
+from paceline.server.exposition import METRICS_OFF, models_metrics
 from paceline.server.flags import ModelPresets
 from paceline.server.json_bodies import OPENAI_ERRORS, PLAIN_TEXT, json_response
 from paceline.server.middleware.access import may_be_forged
 from paceline.server.pages import start_page_routes
+from paceline.server.router import model_listing
 from paceline.server.router.model_dispatch import ModelDispatch, routing_error
 from paceline.server.router.model_downloads import ModelDownloads
-from paceline.server.router.model_listing import (
-    file_description,
-    list_body,
-    named_body,
-    page_entries,
-    running_body,
-    tags_body,
-)
 from paceline.server.router.routed_models import EventFeed, RoutedModels
 from paceline.server.routes import RouteFacts, Routes, check_operator
-from paceline.server.service import Server, Service
+from paceline.server.service import Server
 from paceline.server.settings import ServerSettings
 
 _log = logging.getLogger("paceline.server")
@@ -119,7 +90,7 @@ def _own_routes(service: RouterService) -> list[Routes]:
     return [
         _health_routes(service),
         start_page_routes(service.settings, service.page, lambda: _facts(service)),
-        page_routes(service.settings, lambda: page_entries(service.models), is_router=True),
+        page_routes(service.settings, lambda: model_listing.page_entries(service.models), is_router=True),
         cancel_routes(service.cancel, _CANCEL),
         llama_routes.STREAM_ROUTES,
         _metrics_routes(service),
@@ -127,7 +98,7 @@ def _own_routes(service: RouterService) -> list[Routes]:
         _management_routes(service),
         _props_routes(service),
         _ollama_routes(service),
-        ADMINISTRATION_ROUTES,
+        ollama_routes.ADMINISTRATION_ROUTES,
     ]
 
 
@@ -174,7 +145,7 @@ def _list_routes(service: RouterService) -> Routes:
                 raise ApiException(_FORGED_RELOAD)
             await models.reload()
             service.feed.publish("models_reload", "*")
-        return list_body(models, service.downloads.bodies())
+        return model_listing.list_body(models, service.downloads.bodies())
 
     @router.get("/models/sse", summary="Events about models", response_class=Response)
     async def events() -> Response:
@@ -184,7 +155,7 @@ def _list_routes(service: RouterService) -> Routes:
     @router.get("/v1/models/{model_id:path}", errors=OPENAI_FORM, summary="One model")
     async def one_model(model_id: str) -> dict[str, Any]:
         """Describe the model under one of its names; 404 for any other."""
-        return named_body(models, model_id)
+        return model_listing.named_body(models, model_id)
 
     return router
 
@@ -266,54 +237,56 @@ def _props_routes(service: RouterService) -> Routes:
 
 
 def _ollama_routes(service: RouterService) -> Routes:
-    router = Routes(RouteFacts(errors=OLLAMA_FORM), tags=["Ollama"], responses=OLLAMA_ERRORS)
+    router = Routes(
+        RouteFacts(errors=ollama_routes.OLLAMA_FORM), tags=["Ollama"], responses=ollama_routes.OLLAMA_ERRORS
+    )
     models = service.models
 
     @router.get("/api/tags", summary="The models")
     async def all_tags() -> Response:
         """List all models, with facts of those that are loaded."""
-        return json_response(tags_body(models))
+        return json_response(model_listing.tags_body(models))
 
     @router.get("/api/ps", summary="The models that are loaded")
     async def all_running() -> Response:
         """List the models that are loaded."""
-        return json_response(running_body(models))
+        return json_response(model_listing.running_body(models))
 
     @router.get("/api/version", summary="The version of Ollama's API")
     async def ollama_version() -> Response:
         """Return the version of Ollama whose API this is, and paceline's own."""
-        return json_response({"version": FOLLOWED_VERSION, "paceline": __version__})
+        return json_response({"version": ollama_routes.FOLLOWED_VERSION, "paceline": __version__})
 
     @router.post("/api/show", summary="Describe a model")
     async def show_one(body: OllamaModelBody) -> Response:
         """Describe a model, by its file where it is not loaded; 404 for a name that there is not."""
         name = body.model or body.name
         if not name:
-            return ollama_error_response(NAME_MISSING)
+            return ollama_routes.ollama_error_response(ollama_routes.NAME_MISSING)
         try:
             preset = models.preset(name)
         except ModelNotFound as error:
-            return ollama_error_response(routing_error(error))
+            return ollama_routes.ollama_error_response(routing_error(error))
         served, verbose = models.ready(preset.name), bool(body.verbose)
         if served is not None:
-            shown = await asyncio.to_thread(shown_model, served, verbose=verbose)
+            shown = await asyncio.to_thread(ollama_routes.shown_model, served, verbose=verbose)
         else:
-            shown = await asyncio.to_thread(file_description, preset, verbose=verbose)
+            shown = await asyncio.to_thread(model_listing.file_description, preset, verbose=verbose)
         return json_response(shown | _warned(service, body))
 
-    @router.post("/api/pull", summary="Check that a model is here", responses=OLLAMA_STREAMS)
+    @router.post("/api/pull", summary="Check that a model is here", responses=ollama_routes.OLLAMA_STREAMS)
     async def pull_one(body: OllamaModelBody) -> Response:
         """Report success for a model that is here, and 404 for any other: POST /models downloads one."""
         name = body.model or body.name
         if not name:
-            return ollama_error_response(NAME_MISSING)
+            return ollama_routes.ollama_error_response(ollama_routes.NAME_MISSING)
         try:
             models.preset(name)
         except PacelineError as error:
             api_error = routing_error(error)
             message = f"{api_error.message}; POST /models downloads a model"
-            return ollama_error_response(replace(api_error, message=message))
-        return pull_response(body)
+            return ollama_routes.ollama_error_response(replace(api_error, message=message))
+        return ollama_routes.pull_response(body)
 
     return router
 
@@ -387,33 +360,6 @@ class RouterService(Server):
         return any(cancelled)
 
 
-def _samples(service: RouterService, statuses: Sequence[ModelStatus], ready: Mapping[str, Service]) -> Iterator[Sample]:
-    for status in statuses:
-        label = (("model", status.name),)
-        yield Sample(MODEL_LOADED, "gauge", label, status.is_loaded)
-        yield Sample(MODEL_USERS, "gauge", label, status.num_users)
-        yield Sample(MODEL_WAITING, "gauge", label, status.num_waiting)
-        yield Sample(MODEL_BYTES, "gauge", label, status.taken_bytes or 0)
-    yield from service.http_metrics.samples()
-    for name, model in ready.items():
-        with suppress(PacelineError, ApiException):  # it has ended meanwhile
-            engine = model.engine()
-            snapshot, heartbeat = engine.stats(), engine.heartbeat()
-            llama = service.llama_metrics.samples(snapshot, name)
-            for sample in (*snapshot, *heartbeat_samples(heartbeat), *llama):
-                yield Sample(sample.name, sample.kind, (("model", name), *sample.labels), sample.value)
-
-
-def _worker_families(statuses: Sequence[ModelStatus]) -> Iterator[Family]:
-    families: dict[str, Family] = {}
-    for status in statuses:
-        for metric in () if status.worker_pid is None else worker_families(status.worker_pid):
-            samples = [sample._replace(labels={"model": status.name}) for sample in metric.samples]
-            metric.samples = []
-            families.setdefault(metric.name, metric).samples += samples
-    yield from families.values()
-
-
 def _metrics_routes(service: RouterService) -> Routes:
     router = Routes(RouteFacts(model="named", loads_model=False), tags=["observability"])
 
@@ -424,12 +370,9 @@ def _metrics_routes(service: RouterService) -> Routes:
         """Return the metrics of all loaded models with the label `model`; with ?model=NAME one's, without it."""
         if not service.settings.metrics:
             raise ApiException(METRICS_OFF)
-        statuses, ready = service.models.manager.statuses(), service.models.all_ready()
-
-        def scrape() -> Response:
-            samples, workers = _samples(service, statuses, ready), _worker_families(statuses)
-            return metrics_response(samples, request.headers.get("accept", ""), service.created, before=workers)
-
-        return await asyncio.to_thread(scrape)  # engines may wait for their workers
+        accept, statuses = request.headers.get("accept", ""), service.models.manager.statuses()
+        engines = {name: model.engine() for name, model in service.models.all_ready().items()}
+        http, llama = service.http_metrics, service.llama_metrics
+        return await asyncio.to_thread(models_metrics, statuses, engines, http, llama, accept, service.created)
 
     return router
