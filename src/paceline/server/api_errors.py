@@ -144,7 +144,7 @@ def not_supported(message: str) -> ApiException:
 
 @contextmanager
 def naming_param(names: Collection[str], **others: str) -> Iterator[None]:
-    """Add `param` to errors of a request whose message begins with one of these names.
+    """Add `param` to an error of a request if its message begins with a name of a field.
 
     others: maps the engine's name of a field to the body's.
     """
@@ -210,7 +210,7 @@ def api_error_of(error: BaseException) -> ApiError:
 
 
 def api_error_of_finish(reason: FinishReason, error: BaseException | None = None) -> ApiError:
-    """Map one of `FAILED_FINISH_REASONS`, or the error that caused it, to an `ApiError`."""
+    """Map a failed finish reason, or the error that caused it, to an `ApiError`."""
     return _BY_FINISH_REASON[reason] if error is None else api_error_of(error)
 
 
@@ -228,7 +228,7 @@ def _of_paceline(error: errors.PacelineError) -> ApiError:
 
 
 def _context_size(error: errors.PacelineError) -> dict[str, Any]:
-    """Return the extra members of the error object of a prompt that is too long: llama-server's, and that they are a bound."""
+    """Return the further members of the error of a too long prompt: llama-server's, and whether its tokens were counted."""
     if not isinstance(error, errors.PromptTooLong):
         return {}
     members = {"n_prompt_tokens": error.num_tokens, "n_ctx": error.max_tokens}
@@ -304,8 +304,8 @@ class ErrorForm:
     Attributes:
         body: Returns the body of a response.
         status: Returns its status.
-        paths: Paths; they and all paths below have errors of this form, if they have no route. A path that ends with a slash
-            stands for the paths below alone.
+        paths: Paths without a route have this form if they are listed here, or below a listed path. A path with a slash at its
+            end stands for the paths below it alone.
         id_header: The name of a header that repeats X-Request-Id; empty: none.
     """
 

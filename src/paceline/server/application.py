@@ -116,8 +116,8 @@ def server_app(server: Server, own: Iterable[Routes], dispatch: Middleware) -> F
         app.add_exception_handler(kind, handle_error)
     routes = app.router.routes
     engine = (engine_routes.METRICS_ROUTES, engine_routes.ROUTES)
-    for some in (*own, *engine, *DIALECTS):
-        routes.extend(some)
+    for group in (*own, *engine, *DIALECTS):
+        routes.extend(group)
     if settings.docs:
         routes[:0] = document_routes(app, strict_fields=settings.strict_fields)
     if server.page.files is not None:

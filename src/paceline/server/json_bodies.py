@@ -1,7 +1,6 @@
-"""JSON bodies: requests decoded fast and strictly, responses encoded fast and described; large ones off the event loop.
+"""JSON bodies: requests decoded strictly, responses encoded and described. Large bodies are handled off the event loop.
 
-Strictly: no NaN, no lone surrogates, no deep nesting, no more fields than a body can mean. FastAPI checks the
-decoded value.
+Strictly: no NaN, no lone surrogates, no deep nesting, a limited number of fields. FastAPI checks the decoded value.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class JsonRequest(Request):
 
 
 def decode_json(body: bytes) -> Any:
-    """Decode a JSON text. Raises `JSONDecodeError`, and `ApiException` for more fields than any body has."""
+    """Decode a JSON text. Raises `JSONDecodeError`, and `ApiException` for too many fields or values."""
     if len(body) > _SMALL:
         _check_parts(body)
     try:
@@ -54,7 +53,7 @@ def decode_json(body: bytes) -> Any:
 
 
 def _check_parts(body: bytes) -> None:
-    """Refuse a body that takes long to decode, which would block other threads. Parts within strings count as well."""
+    """Refuse a body that would take long to decode, and block other threads. Parts within strings count as well."""
     count = body.count(b"[") + body.count(b"{") + body.count(b'":')
     if count > _MAX_PARTS:
         raise invalid_request(
@@ -65,7 +64,7 @@ def _check_parts(body: bytes) -> None:
 
 
 def _has_many_commas(body: bytes) -> bool:
-    """Return whether there are that many commas outside of strings, of which a long one may have any number."""
+    """Return whether there are `_MAX_VALUES` commas outside of strings; a long string may have many."""
     count = end = 0
     for number, text in enumerate(_TEXT.finditer(body)):
         count += body.count(b",", end, text.start())
@@ -134,7 +133,7 @@ def _slices(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
 
 
 def _num_values(content: Any) -> int:
-    """Return how many values are within a value; more than `_PART` stand for all higher numbers."""
+    """Return the number of values within a value; a number above `_PART` may be too low."""
     if isinstance(content, msgspec.Struct):
         content = [getattr(content, name) for name in content.__struct_fields__]
     elif isinstance(content, dict):

@@ -55,10 +55,10 @@ def _links_page(settings: ServerSettings, why: str, facts: list[tuple[str, str]]
 
 async def file_response(files: PageFiles, path: str, request: Request) -> Response:
     """Return an existing file of the web page."""
-    found = await files.get(path, request.headers)
-    if found.path is not None:
-        return FileResponse(found.path, found.status, found.headers)
-    return Response(found.content, found.status, found.headers)
+    file = await files.get(path, request.headers)
+    if file.path is not None:
+        return FileResponse(file.path, file.status, file.headers)
+    return Response(file.content, file.status, file.headers)
 
 
 class PageRoute(Route):
@@ -116,12 +116,12 @@ def document_routes(app: FastAPI, *, strict_fields: bool = False) -> list[Route]
     openapi = next(route.endpoint for route in app.routes if isinstance(route, Route) and route.path == app.openapi_url)
 
     def described() -> dict[str, Any]:
-        """Return the document. It is built once, which takes a while: not for the event loop."""
-        found = app.openapi()
-        for schema in found["components"]["schemas"].values() if strict_fields else ():
+        """Return the document. The first call builds it, which takes a while: not for the event loop."""
+        document = app.openapi()
+        for schema in document["components"]["schemas"].values() if strict_fields else ():
             if schema.get("additionalProperties") is True:  # a `RequestBody`
                 schema["additionalProperties"] = False
-        return found
+        return document
 
     async def document(request: Request) -> Response:
         await asyncio.to_thread(described)
@@ -146,8 +146,8 @@ class MissingDocumentRoute(DocumentRoute):
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """Match GET alone, so that other methods are 404, too."""
-        match, found = super().matches(scope)
-        return (match, found) if match is Match.FULL else (Match.NONE, {})
+        match, child_scope = super().matches(scope)
+        return (match, child_scope) if match is Match.FULL else (Match.NONE, {})
 
     async def _send(self, _request: Request) -> Response:
         raise HTTPException(404)

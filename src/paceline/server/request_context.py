@@ -48,8 +48,9 @@ class RequestContext:
         finished: Finish reason and usage of each generation.
         resumable_stream: Keeps the bytes of its response; None: they are not kept.
         early_response: The events of a response that began before its model was loaded.
-        is_discarded: Whether its stream was ended before there was a stream.
+        is_discarded: Whether the client ended its stream before there was a stream.
         stop_waiting: Called when there is a stream, or will be none.
+        waited_s: The time that it has waited for its turn.
     """
 
     request_id: str
@@ -67,11 +68,10 @@ class RequestContext:
     @classmethod
     def of(cls, scope: Scope | MutableMapping[str, Any]) -> RequestContext:
         """Return the context of a scope; create it if no middleware has."""
-        found = scope.get(_KEY)
-        if isinstance(found, RequestContext):
-            return found
-        made = scope[_KEY] = RequestContext(request_id="")
-        return made
+        context = scope.get(_KEY)
+        if not isinstance(context, RequestContext):
+            context = scope[_KEY] = RequestContext(request_id="")
+        return context
 
     def discard(self) -> None:
         """Note that the request's stream is not wanted any more."""

@@ -1,11 +1,11 @@
 """The images and audio of one HTTP request: read from the parts of any API within limits, or fetched from the web.
 
-`RequestMedia` reads headers alone, for format and size: pixels and samples are decoded where the model is. One thread at a time,
-not on the event loop: base64 of many megabytes takes a while.
+`RequestMedia` reads headers alone, for format and size: the model's process decodes pixels and samples. One thread at a time, not
+on the event loop: base64 of many megabytes takes a while.
 
 `MediaFetcher` fetches images on the event loop, from domains that the operator allows and from public addresses alone. It
-resolves a name, checks the addresses and connects to a checked address: a name that resolves to another address a moment later
-(DNS rebinding) reaches nothing. It checks each redirect likewise.
+resolves a name, checks the addresses and connects to a checked address, so that a name that resolves to another address a moment
+later (DNS rebinding) reaches nothing. It checks each redirect likewise.
 """
 
 from __future__ import annotations
@@ -41,13 +41,20 @@ _DETAILS: Final = ("auto", "low", "high", "original")
 _MAX_SHOWN: Final = 80  # characters
 
 Fetched = Mapping[str, bytes | PacelineError]
-"""What was fetched from the web, by URL: the bytes of a file, or why there are none."""
+"""The results of fetches by URL: the bytes of a file, or the error."""
 
 
 class RequestMedia:
     """Reads the images and audio of one request, and counts them.
 
     In a chat, the methods return an `OmittedAttachment` for an attachment that the model cannot take.
+
+    Args:
+        modalities: Returns the modalities of the model's input; called for the first attachment.
+        max_images: Most images and audio of the request.
+        fetched: The files of its URLs; None: this server fetches nothing.
+        in_chat: Whether the attachments belong to a conversation. `ChatMedia` then decides about unknown members, and attachments
+            that the model cannot take; otherwise both are errors.
     """
 
     def __init__(
@@ -58,15 +65,6 @@ class RequestMedia:
         fetched: Fetched | None = None,
         in_chat: bool = False,
     ) -> None:
-        """Begin with none.
-
-        Args:
-            modalities: Returns what the model takes, see `Model.modalities`; called when there is one.
-            max_images: Most images and audio of the request.
-            fetched: The files of its URLs; None: this server fetches nothing.
-            in_chat: Whether the attachments are of a conversation. `ChatMedia` then decides about attachments that the model
-                cannot take and about unknown members; otherwise both are errors.
-        """
         self._modalities, self._max_images, self._fetched = modalities, max_images, fetched
         self._in_chat = in_chat
         self._num_images, self._num_seconds = 0, 0.0
@@ -74,7 +72,7 @@ class RequestMedia:
     def read_part(self, place: str, part: object) -> Attachment | OmittedAttachment | None:
         """Return the image or audio of a part of OpenAI's chats; None for other parts. A `PartReader`.
 
-        Raises `InvalidParams`, and `ApiException` (400) where the server or its model takes none such.
+        Raises `InvalidParams`, and `ApiException` (400) if the server or its model takes no attachments of this kind.
         """
         if isinstance(part, Mapping) and part.get("type") == "input_audio":
             self._check_members(place, part, ("type", "input_audio"))
@@ -126,7 +124,7 @@ class RequestMedia:
         try:
             is_audio = audio_format(decoded_base64(place, begin)) is not None
         except PacelineError:
-            is_audio = False  # `of_base64` says what is wrong
+            is_audio = False  # `of_base64` reports the error
         return self.of_audio(place, {"data": text}) if is_audio else self.of_base64(place, text)
 
     def of_base64(self, place: str, data: object, media_type: str = "") -> Image | OmittedAttachment:
@@ -171,12 +169,12 @@ class RequestMedia:
                 f"{place}: this server fetches no images from the web, unless it is started with --media-domains; send the data "
                 "themselves"
             )
-        found = self._fetched.get(url)
-        if found is None:
+        file = self._fetched.get(url)
+        if file is None:
             raise InvalidParams("the URL was not fetched; send the data themselves")
-        if isinstance(found, PacelineError):
-            raise found
-        return found
+        if isinstance(file, PacelineError):
+            raise file
+        return file
 
     @staticmethod
     def _read(place: str, read: Callable[[], Image]) -> Image:
@@ -187,12 +185,12 @@ class RequestMedia:
 
 
 def known_attachment(_place: str, part: object) -> Attachment | OmittedAttachment | None:
-    """Return a part that was read before; the `PartReader` of conversations that come from other shapes."""
+    """Return a part that was read before: the `PartReader` of conversations that were converted from another API."""
     return part if is_attachment(part) or isinstance(part, OmittedAttachment) else None
 
 
 def check_detail(place: str, detail: object) -> None:
-    """Check how closely OpenAI's models look; it has no effect on others. Raises `InvalidParams`."""
+    """Check the detail of an image, which has no effect here. Raises `InvalidParams`."""
     if detail is not None:
         validation.choice(f"{place}.detail", detail, _DETAILS)
 
@@ -207,27 +205,27 @@ def _check_label(place: str, label: str, image: Image) -> None:
 
 
 def _refusal(message: str) -> ApiException:
-    """Return a 400 also in APIs that have a 501: without the image the request would be served."""
+    """Return a 400, also in APIs that have a 501: without the image the request would be served."""
     return invalid_request(message, message.partition("[")[0].partition(":")[0], Unsupported.code)
 
 
 def is_remote(url: str) -> bool:
-    """Return whether a URL is of the web."""
+    """Return whether a URL begins with http:// or https://."""
     return url[:8].lower().startswith(("http://", "https://"))
 
 
 def remote_urls(value: object, most: int) -> list[str]:
-    """Return the URLs of the web that parts of a decoded JSON value have as their images; each once, at most so many."""
-    found: dict[str, None] = {}
+    """Return the URLs of the web in the image parts of a decoded JSON value: each once, at most `most`."""
+    urls: dict[str, None] = {}
     for url in _urls(value) if most > 0 else ():
-        found[url] = None
-        if len(found) == most:
+        urls[url] = None
+        if len(urls) == most:
             break
-    return list(found)
+    return list(urls)
 
 
 def _urls(value: object) -> Iterator[str]:
-    """Go over all lists and objects, without recursion: a body is as deep as its sender likes."""
+    """Yield the URLs in all lists and objects, without recursion: a body may be nested deeply."""
     rest = [value]
     while rest:
         node = rest.pop()
@@ -257,11 +255,11 @@ def _url_of(part: Mapping[Any, Any]) -> object:
 MAX_FILE_BYTES: Final = 20 << 20
 MAX_REDIRECTS: Final = 3
 TIMEOUT_S: Final = 10.0
-"""Of one image, with its redirects."""
+"""Of an image, with its redirects."""
 REQUEST_TIMEOUT_S: Final = 30.0
-"""Of all images of a request, with what they wait for others."""
+"""Of all images of a request, with their waits for other images."""
 _MAX_AT_ONCE: Final = 16  # of all requests of the server
-_MAX_OF_REQUEST: Final = 4  # so that one request alone does not hold back the others
+_MAX_OF_REQUEST: Final = 4  # so that a single request does not delay other requests
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 _UNICAST: Final = ipaddress.IPv6Network("2000::/3")  # all that was ever allocated (RFC 4291)
@@ -288,7 +286,14 @@ Resolve = Callable[[str, int], Awaitable[list[str]]]
 
 
 class MediaFetcher:
-    """Fetches images by URL, within limits of bytes, time and redirects."""
+    """Fetches images by URL, within limits of bytes, time and redirects.
+
+    Args:
+        domains: Names of hosts; *.name: all names below it.
+        max_total_bytes: Of all images of a request.
+        resolve: In place of the system's resolver.
+        transport: In place of connections of its own.
+    """
 
     def __init__(
         self,
@@ -298,14 +303,6 @@ class MediaFetcher:
         resolve: Resolve | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        """Begin.
-
-        Args:
-            domains: Names of hosts; *.name stands for all below one.
-            max_total_bytes: Of all images of a request.
-            resolve: In place of the system's resolver.
-            transport: In place of connections of its own.
-        """
         self._domains = tuple(domain.lower().rstrip(".") for domain in domains)
         self._max_total_bytes = max_total_bytes
         self._resolve = _resolved if resolve is None else resolve
@@ -314,19 +311,16 @@ class MediaFetcher:
         self._tls: ssl.SSLContext | None = None
 
     async def fetch_all(self, urls: Collection[str], reservation: ByteReservation | None = None) -> Fetched:
-        """Return the file of each URL, or why there is none. Raises nothing of theirs.
-
-        reservation: of the request's bytes among those of all requests, which grows by those of the files.
-        """
+        """Return the file or the error of each URL. reservation: grows by the bytes of the files."""
         if not urls:
             return {}
         budget, at_once = _ByteCount(self._max_total_bytes, reservation), asyncio.Semaphore(_MAX_OF_REQUEST)
         async with await self._client() as client:
-            found = await asyncio.gather(*(self._fetch(client, url, budget, at_once) for url in urls))
-        return dict(zip(urls, found, strict=True))
+            files = await asyncio.gather(*(self._fetch(client, url, budget, at_once) for url in urls))
+        return dict(zip(urls, files, strict=True))
 
     async def _client(self) -> httpx.AsyncClient:
-        """Return a client that no setting of the environment changes, and that keeps no connection for another host."""
+        """Return a client that ignores settings of the environment and keeps no connection for another host."""
         transport = self._transport
         if transport is None:
             if self._tls is None:
@@ -358,31 +352,25 @@ class MediaFetcher:
             _log.exception("an image could not be fetched")
             return InvalidParams(f"the URL could not be fetched: {type(error).__name__}")
 
-    async def _followed(self, client: httpx.AsyncClient, url: str, budget: _ByteCount) -> bytes:
-        target = httpx.URL(url)
+    async def _followed(self, client: httpx.AsyncClient, text: str, budget: _ByteCount) -> bytes:
+        url = httpx.URL(text)
         for _ in range(MAX_REDIRECTS + 1):
-            found = await self._hop(client, target, budget)
-            if isinstance(found, bytes):
-                return found
-            target = target.join(found)
+            address = await self._checked_address(url)
+            request = client.build_request(
+                "GET",
+                url.copy_with(host=address),
+                headers={"host": url.netloc.decode("ascii"), "accept": "image/*", "accept-encoding": "identity"},
+                extensions={"sni_hostname": url.raw_host.decode("ascii")},
+            )
+            response = await client.send(request, stream=True)
+            try:
+                location = response.headers.get("location")
+                if response.status_code not in _REDIRECTS or not location:
+                    return await _body_of(response, budget)
+            finally:
+                await response.aclose()
+            url = url.join(location)
         raise InvalidParams(f"the URL is redirected more than {MAX_REDIRECTS} times")
-
-    async def _hop(self, client: httpx.AsyncClient, url: httpx.URL, budget: _ByteCount) -> bytes | str:
-        address = await self._checked_address(url)
-        request = client.build_request(
-            "GET",
-            url.copy_with(host=address),
-            headers={"host": url.netloc.decode("ascii"), "accept": "image/*", "accept-encoding": "identity"},
-            extensions={"sni_hostname": url.raw_host.decode("ascii")},
-        )
-        response = await client.send(request, stream=True)
-        try:
-            location = response.headers.get("location")
-            if response.status_code in _REDIRECTS and location:
-                return str(location)
-            return await _body_of(response, budget)
-        finally:
-            await response.aclose()
 
     async def _checked_address(self, url: httpx.URL) -> str:
         """Return the address to connect to. Raises `InvalidParams` for a host that is not allowed, or not public."""
@@ -430,26 +418,26 @@ async def _body_of(response: httpx.Response, budget: _ByteCount) -> bytes:
 
 
 def is_public(address: str) -> bool:
-    """Return whether an address belongs to the public internet. An IPv6 address that stands for an IPv4 address counts as that.
+    """Return whether an address belongs to the public internet. An IPv6 address with an IPv4 address in it counts as that.
 
     No address of a special-purpose block is public. IPv6 addresses outside of 2000::/3 are not public either: site-local
     addresses, addresses of translators within a network, deprecated forms.
     """
     try:
-        found = ipaddress.ip_address(address)
+        parsed = ipaddress.ip_address(address)
     except ValueError:
         return False
-    if isinstance(found, ipaddress.IPv6Address):
-        within = _embedded(found)
-        if within is not None:
-            return is_public(str(within))
-        if found not in _UNICAST:
+    if isinstance(parsed, ipaddress.IPv6Address):
+        embedded = _embedded(parsed)
+        if embedded is not None:
+            return is_public(str(embedded))
+        if parsed not in _UNICAST:
             return False
-    return found.is_global and not any(found in block for block in _SPECIAL)
+    return parsed.is_global and not any(parsed in block for block in _SPECIAL)
 
 
 def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
-    """Return the address of IPv4 that packets to an address of IPv6 end at."""
+    """Return the IPv4 address that receives the packets to an IPv6 address."""
     if address in _NAT64:
         return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
     return address.ipv4_mapped or address.sixtofour
@@ -460,8 +448,8 @@ def _is_within(host: str, domain: str) -> bool:
 
 
 async def _resolved(host: str, port: int) -> list[str]:
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [str(address[0]) for *_, address in found]
+    addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in addresses]
 
 
 def _refuse(why: str) -> NoReturn:

@@ -46,7 +46,7 @@ class ServerSettings:
             as they protect from DNS rebinding too.
         max_total_body_bytes: Of all requests in flight; None: four times max_body_bytes.
         media_marker: None: a random text for each start.
-        embeddings: False: only what the model is made for; so is reranking.
+        embeddings: False: only models for embeddings have the routes; so it is with reranking.
         start_page: None: if only this machine reaches the server, or it has keys.
         responses_store_total_bytes: None: four times responses_store_bytes.
     """

@@ -1,4 +1,4 @@
-"""The web page at GET /: the files that were built into this package, or those of a folder of the operator's.
+"""The web page at GET /: the files that were built into this package, or the files of a folder.
 
 Built files are read once and kept, compressed as well. The page has a strict content security policy: no inline scripts or
 styles, and nothing from other hosts. A folder's files are sent unchanged, as llama-server does with `--path`.
@@ -174,8 +174,8 @@ class PageFolder:
         if route.endswith("/"):
             path /= INDEX
         try:
-            found = path.resolve(strict=True)
-            return found if found.is_relative_to(self._folder) and found.is_file() else None
+            path = path.resolve(strict=True)
+            return path if path.is_relative_to(self._folder) and path.is_file() else None
         except (OSError, RuntimeError, ValueError):  # RuntimeError: links in a circle
             return None
 

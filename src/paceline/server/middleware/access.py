@@ -79,8 +79,8 @@ class AllowedHosts(HttpMiddleware):
 
 def _host_name(header: str) -> str:
     """Return a Host header's name or address without its port; a malformed header unchanged."""
-    found = _HOST.fullmatch(header.strip())
-    return _normalized((found[1] or found[2] or "") if found else header)
+    parts = _HOST.fullmatch(header.strip())
+    return _normalized((parts[1] or parts[2] or "") if parts else header)
 
 
 def _normalized(name: str) -> str:
@@ -206,17 +206,17 @@ def may_be_forged(headers: Iterable[tuple[bytes, bytes]]) -> bool:
       Sec-Fetch-Site out over plain HTTP, except to this machine.
     - It comes from a program: all browsers begin their User-Agent with Mozilla, which a page can change only after a preflight.
     """
-    found = dict(headers)
-    if b"x-requested-with" in found or b"x-api-key" in found:
+    values = dict(headers)
+    if b"x-requested-with" in values or b"x-api-key" in values:
         return False
-    if found.get(b"authorization", b"")[:7].lower() == b"bearer ":  # browsers add Basic credentials by themselves
+    if values.get(b"authorization", b"")[:7].lower() == b"bearer ":  # browsers add Basic credentials by themselves
         return False
-    site, pages = found.get(b"sec-fetch-site"), [found[name] for name in (b"origin", b"referer") if name in found]
+    site, pages = values.get(b"sec-fetch-site"), [values[name] for name in (b"origin", b"referer") if name in values]
     if site is not None:
         return site != b"same-origin"
     if pages:
-        return not all(_host_of_page(page) == found.get(b"host") for page in pages)
-    return found.get(b"user-agent", b"").startswith(b"Mozilla/")
+        return not all(_host_of_page(page) == values.get(b"host") for page in pages)
+    return values.get(b"user-agent", b"").startswith(b"Mozilla/")
 
 
 def _host_of_page(address: bytes) -> bytes:
@@ -247,8 +247,8 @@ class ApiKeys(HttpMiddleware):
         context = RequestContext.of(scope)
         if not self._keys:
             context.is_operator = True
-        elif (found := self._find(_given_key(scope))) is not None:
-            context.key_digest, context.tenant = found
+        elif (key := self._find(_given_key(scope))) is not None:
+            context.key_digest, context.tenant = key
             context.is_operator = not (self._has_tenants and context.tenant)
             with cache_scope(context.tenant):
                 await self._app(scope, receive, send)

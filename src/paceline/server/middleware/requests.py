@@ -123,8 +123,8 @@ def _access_line(scope: Scope, context: RequestContext, duration_s: float) -> di
 
 def _route_pattern(scope: Scope) -> str | None:
     """Return the matched route's pattern, for example /v1/models/{id}; None if no route matched."""
-    found = getattr(scope.get("route"), "path", None)
-    return found if isinstance(found, str) else None
+    pattern = getattr(scope.get("route"), "path", None)
+    return pattern if isinstance(pattern, str) else None
 
 
 class ErrorBoundary(HttpMiddleware):

@@ -304,8 +304,8 @@ class PresetSources:
         of_file = ManagerSettings() if self._toml is None else read_models_file(self._toml)
         named = [self._of_entry(entry) for entry in of_file.entries]
         names = {preset.name for preset in named}
-        found = self._presets.read(self._settings.models_preset, self._settings.models_dir)
-        all_models = [*named, *(preset for preset in found if preset.name not in names)]
+        others = self._presets.read(self._settings.models_preset, self._settings.models_dir)
+        all_models = [*named, *(preset for preset in others if preset.name not in names)]
         check_names(all_models)
         memory, most = self._settings.models_memory, self._settings.models_max
         limits = replace(
