@@ -30,6 +30,7 @@ from paceline.server.application import build_app
 from paceline.server.dialects.llama_server.slots import SLOTS_OFF
 from paceline.server.exposition import METRICS_OFF
 from paceline.server.flags import ModelPreset
+from paceline.server.model_front import ModelFront
 from paceline.server.router.router_app import build_router_app
 from paceline.server.routes import RouteFacts, Routes
 
@@ -51,7 +52,7 @@ def cluster_app(config: ClusterConfig, calls: Mapping[str, MakeCalls]) -> FastAP
     }
     if len(config.models) == 1:
         (model,) = config.models
-        app = build_app(model.settings, ClusterFront(open_engines[model.name]))
+        app = build_app(model.settings, ModelFront(model.settings, open_engines[model.name]))
     else:
         settings = dataclasses.replace(config.server, models_max=0)
         presets: Any = ClusterPresets(config.models)
@@ -69,38 +70,6 @@ def _open_engine(model: ClusterModel, make_calls: MakeCalls, share: float, cance
         files = demo_model_path()
     paths = [str(files)] if isinstance(files, (str, Path)) else [str(path) for path in files]
     return ClusterEngine(paths, engine_options(model.entry), make_calls, share=share, cancel=cancel)
-
-
-class ClusterFront:
-    """The `Front` of a server with one model."""
-
-    progress = 0.0
-
-    def __init__(self, open_engine: OpenEngine) -> None:
-        self._open_engine, self._cancel = open_engine, threading.Event()
-        self._starting: asyncio.Task[ClusterEngine] | None = None
-        self._engine: ClusterEngine | None = None
-
-    @property
-    def engine(self) -> ClusterEngine:
-        """The engine, once started."""
-        assert self._engine is not None  # noqa: S101 - the service has started it
-        return self._engine
-
-    async def start(self) -> None:
-        """Wait for the first replica, unless it is there already."""
-        if self._starting is None:
-            self._starting = asyncio.create_task(asyncio.to_thread(self._open_engine, self._cancel))
-        self._engine = await asyncio.shield(self._starting)
-        self.progress = 1.0
-
-    async def aclose(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
-        """End the engine, or the wait for a replica."""
-        self._cancel.set()
-        if self._starting is not None:
-            await asyncio.wait((self._starting,))
-        if self._engine is not None:
-            await asyncio.to_thread(partial(self._engine.close, drain=drain, timeout_s=timeout_s))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -31,10 +31,11 @@ from paceline.server.dialects.ollama import ollama_routes
 from paceline.server.dialects.openai import openai_routes, openai_vectors, transcriptions
 from paceline.server.dialects.responses import responses_routes
 from paceline.server.middleware import access, request_limits, requests
+from paceline.server.model_front import ModelFront
 from paceline.server.pages import MissingDocumentRoute, PageRoute, document_routes, server_facts, start_page_routes
 from paceline.server.request_context import SERVICE, HttpMiddleware
 from paceline.server.routes import RouteFacts, Routes, error_response, facts_of
-from paceline.server.service import Front, Server, Service
+from paceline.server.service import Server, Service
 from paceline.server.settings import ServerSettings, has_tenants
 
 Endpoint = Callable[[], Awaitable[Response]]
@@ -61,12 +62,12 @@ DIALECTS: tuple[Routes, ...] = (
 """The routes of the dialects."""
 
 
-def build_app(settings: ServerSettings, llm: Front | None = None) -> FastAPI:
+def build_app(settings: ServerSettings, front: ModelFront | None = None) -> FastAPI:
     """Return the application of one model; `app.state.service` is its `Service`, which starts loading when the app starts.
 
-    llm: the model; None for a `ModelFront` of the settings. Raises `InvalidParams` for invalid engine options.
+    front: the model; None: a `ModelFront` of the settings. Raises `InvalidParams` for invalid engine options.
     """
-    service = Service(settings, llm)
+    service = Service(settings, front)
     own = (
         _health_of_model(service),
         start_page_routes(settings, service.page, lambda: server_facts(service)),

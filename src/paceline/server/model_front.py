@@ -1,10 +1,11 @@
-"""The model of a server: an `AsyncLLM` made of its settings, which may begin to load before there is an application."""
+"""The engine of a server with one model, which may begin to load before there is an application."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from paceline.async_llm import AsyncLLM
@@ -15,25 +16,40 @@ if TYPE_CHECKING:
 
 
 class ModelFront:
-    """Loads once: who waits gets the same result or error. On the event loop. progress: 0 to 1."""
+    """Loads once: all callers that wait get the same result or error. On the event loop.
 
-    def __init__(self, settings: ServerSettings) -> None:
-        """Check the options; nothing is loaded yet. Raises `InvalidParams`."""
-        self.progress = 0.0
-        self._cancel = threading.Event()
-        options: Mapping[str, Any] = {
-            "isolation": "process",
-            "progress": self._set_progress,
-            "cancel": self._cancel,
-            **settings.engine_options,
-        }
-        self._llm = AsyncLLM(settings.model, **options)
-        self._loading: asyncio.Task[Any] | None = None
+    Args:
+        settings: The settings.
+        open_engine: In place of an `AsyncLLM` of the settings. Blocks; raises `Aborted` after the event was set.
+
+    Attributes:
+        progress: The share of the model that is loaded, 0 to 1.
+
+    Raises:
+        InvalidParams: An engine option is invalid.
+    """
+
+    def __init__(
+        self, settings: ServerSettings, open_engine: Callable[[threading.Event], EngineClient] | None = None
+    ) -> None:
+        self.progress, self._cancel = 0.0, threading.Event()
+        self._loading: asyncio.Task[EngineClient] | None = None
+        self._open: Callable[[], Coroutine[Any, Any, EngineClient]]
+        if open_engine is not None:
+            self._open = partial(asyncio.to_thread, open_engine, self._cancel)
+            return
+        options: Any = {"isolation": "process", "progress": self._set_progress, "cancel": self._cancel}
+        llm = AsyncLLM(settings.model, **{**options, **settings.engine_options})
+
+        async def load() -> EngineClient:
+            return (await llm.start()).engine
+
+        self._open = load
 
     def begin(self) -> None:
         """Begin to load. Idempotent."""
         if self._loading is None:
-            self._loading = asyncio.create_task(self._llm.start())
+            self._loading = asyncio.create_task(self._open())
 
     @property
     def failure(self) -> BaseException | None:
@@ -43,21 +59,23 @@ class ModelFront:
 
     @property
     def engine(self) -> EngineClient:
-        """See `Front`."""
-        return self._llm.engine
+        """The engine, once loaded."""
+        assert self._loading is not None  # noqa: S101 - `start` has returned
+        return self._loading.result()
 
     async def start(self) -> None:
-        """See `Front`."""
+        """Load the model, unless that has begun, and wait for it. Raises the errors of loading."""
         self.begin()
         assert self._loading is not None  # noqa: S101 - begun above
         await asyncio.shield(self._loading)
 
-    async def aclose(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
-        """See `Front`. A load that runs is cancelled."""
+    async def aclose(self) -> None:
+        """End the engine, or the load."""
         self._cancel.set()
         if self._loading is not None:
             await asyncio.wait((self._loading,))
-        await self._llm.aclose(drain=drain, timeout_s=timeout_s)
+            if not self._loading.cancelled() and self._loading.exception() is None:
+                await asyncio.to_thread(self._loading.result().close)
 
     def _set_progress(self, share: float) -> None:  # on the thread that loads
         self.progress = share

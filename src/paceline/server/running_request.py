@@ -327,7 +327,16 @@ def _accept(engine: EngineClient, prepared: Sequence[Request]) -> list[StreamCha
 
 
 class RunningRequest:
-    """The engine's requests of one HTTP request. prompts, media: token ids and items of each; num_parts: their number."""
+    """The engine's requests of one HTTP request.
+
+    Attributes:
+        request_id: The value of X-Request-Id.
+        tenant: The owner of its API key.
+        prompts: Token ids of each request.
+        media: Media items of each request.
+        num_parts: The number of requests.
+        heartbeat_s: Seconds between comments on an idle stream.
+    """
 
     def __init__(
         self,
@@ -344,13 +353,9 @@ class RunningRequest:
         self._params = requests[0].params if requests else SamplingParams()
         self._channels = tuple(channels)
         self.num_parts = len(channels)
+        self.heartbeat_s = service.settings.heartbeat_s
         service.request_registry.add(self)
         watcher.on_disconnect(self.close)
-
-    @property
-    def heartbeat_s(self) -> float:
-        """Seconds between comments on an idle stream."""
-        return self._service.settings.heartbeat_s
 
     @property
     def is_disconnected(self) -> bool:
@@ -410,15 +415,15 @@ C = TypeVar("C")
 
 
 class ChunkSource(Protocol[C]):
-    """A source of chunks for a response: a `RunningRequest`, or a wrapper that alters its chunks."""
+    """A source of chunks for a response: a `RunningRequest`, or a wrapper that alters its chunks.
 
-    @property
-    def prompts(self) -> tuple[tuple[int, ...], ...]:
-        """Token ids of each prompt."""
+    Attributes:
+        prompts: Token ids of each prompt.
+        heartbeat_s: Seconds between comments on an idle stream.
+    """
 
-    @property
-    def heartbeat_s(self) -> float:
-        """Seconds between comments on an idle stream."""
+    prompts: tuple[tuple[int, ...], ...]
+    heartbeat_s: float
 
     @property
     def is_disconnected(self) -> bool:
@@ -497,17 +502,7 @@ class ChunkSourceWrapper:
     """Base of sources that alter the chunks of a source, by a method `batches`."""
 
     def __init__(self, source: ChunkSource[StreamChunk]) -> None:
-        self._source = source
-
-    @property
-    def prompts(self) -> tuple[tuple[int, ...], ...]:
-        """Token ids of each prompt."""
-        return self._source.prompts
-
-    @property
-    def heartbeat_s(self) -> float:
-        """Seconds between comments on an idle stream."""
-        return self._source.heartbeat_s
+        self._source, self.prompts, self.heartbeat_s = source, source.prompts, source.heartbeat_s
 
     @property
     def is_disconnected(self) -> bool:

@@ -13,7 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import Request
 
@@ -54,6 +54,7 @@ from paceline.server.settings import ServerSettings, has_tenants
 from paceline.server.web_page import WebPage
 
 if TYPE_CHECKING:
+    from paceline.async_llm import AsyncLLM
     from paceline.engine import EngineClient
     from paceline.engine.adapters import LoraAdapter
     from paceline.runtime import Model
@@ -65,20 +66,6 @@ _DEFAULT_BODIES = 4  # bodies of the largest size that fit at once
 
 
 P = TypeVar("P")
-
-
-class Front(Protocol):
-    """The model of a service: a `ModelFront`, or an `AsyncLLM` that a router has loaded."""
-
-    @property
-    def engine(self) -> EngineClient:
-        """The engine, once started."""
-
-    async def start(self) -> object:
-        """Load the model, unless that has begun, and wait for it. Raises the errors of loading."""
-
-    async def aclose(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
-        """End the engine, or the load."""
 
 
 class KeptForClients:
@@ -170,7 +157,7 @@ class Service(Server):
     def __init__(
         self,
         settings: ServerSettings,
-        llm: Front | None = None,
+        llm: ModelFront | AsyncLLM | None = None,
         *,
         kept: KeptForClients | None = None,
         is_managed: bool = False,
@@ -196,7 +183,7 @@ class Service(Server):
         self.media_marker = settings.media_marker or f"<__media_{secrets.token_hex(16)}__>"
         domains = settings.media_domains
         self.media_fetcher = MediaFetcher(domains, max_total_bytes=settings.max_body_bytes) if domains else None
-        self._front: Front = ModelFront(settings) if llm is None else llm
+        self._front = ModelFront(settings) if llm is None else llm
         self._is_managed = is_managed
         self._loading: asyncio.Task[None] | None = None
         self._following: asyncio.Task[EngineStopped | None] | None = None
@@ -239,7 +226,7 @@ class Service(Server):
         finally:
             self.loaded.set()
 
-    async def _start(self, front: Front) -> None:
+    async def _start(self, front: ModelFront | AsyncLLM) -> None:
         if not self._is_managed:
             await front.start()
         front.engine.expect_tenants(self.kept.tenants)
