@@ -22,7 +22,7 @@ OTHERS = SlotView(id=0, key=2, request_id="other", num_prompt_tokens=10, num_cac
 class Slow:
     """A generation whose first chunk waits for `begin`."""
 
-    prompts = (tuple(range(10)),)
+    prompts, heartbeat_s = (tuple(range(10)),), 1.0
 
     def __init__(self, *chunks: StreamChunk) -> None:
         self.begin = asyncio.Event()
