@@ -24,7 +24,7 @@ from openai.types.responses import (
 from tests.media_requests import URL
 from tests.server.openai_world import FOREVER, OpenAIServer
 
-from paceline.server.dialects.responses.response_store import EncodedItems
+from paceline.server.response_store import EncodedItems
 from paceline.server.settings import ApiKey
 from paceline.streaming import FinishReason
 

@@ -35,7 +35,6 @@ from paceline.server.api_errors import (
     api_error_of,
     invalid_request,
 )
-from paceline.server.dialects.responses.response_store import ResponseStore
 from paceline.server.engine_watch import EndReason, EngineWatch
 from paceline.server.exposition import HttpMetrics, LlamaMetrics
 from paceline.server.in_flight import (
@@ -49,6 +48,7 @@ from paceline.server.in_flight import (
 from paceline.server.model_front import ModelFront
 from paceline.server.request_context import SERVICE, RequestContext
 from paceline.server.request_media import MediaFetcher, RequestMedia, remote_urls
+from paceline.server.response_store import ResponseStore
 from paceline.server.resumable_streams import ResumableStreams
 from paceline.server.settings import ServerSettings, has_tenants
 from paceline.server.web_page import WebPage

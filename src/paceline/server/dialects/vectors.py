@@ -14,7 +14,7 @@ from paceline.engine.prompts import EmbeddingPrompt
 from paceline.engine.results import submit_async
 from paceline.errors import Cancelled, InvalidParams, Unsupported
 from paceline.request import RequestOptions
-from paceline.server.dialects.request_fields import MarkedImages, is_prompt_list, read_inputs, tokenize_inputs
+from paceline.server.dialects.request_body import MarkedImages, is_prompt_list, read_inputs, tokenize_inputs
 from paceline.server.in_flight import PendingCall, while_wanted
 from paceline.server.request_context import DisconnectWatcher, RequestContext
 from paceline.server.running_request import less_waited, run_in_turn, timeouts_of

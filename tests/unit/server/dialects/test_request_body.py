@@ -7,8 +7,16 @@ from typing import Any, ClassVar
 import pytest
 from pydantic import ValidationError
 
+from paceline.errors import InvalidParams
 from paceline.server.api_errors import ApiException
-from paceline.server.dialects.request_body import FieldRules, RequestBody, cap_warnings, check_fields
+from paceline.server.dialects.request_body import (
+    FieldRules,
+    RequestBody,
+    cap_warnings,
+    check_fields,
+    merge_options,
+    parse_samplers,
+)
 
 
 class Inner(RequestBody):
@@ -108,3 +116,23 @@ def test_other_values_are_no_integers(value: Any) -> None:
     with pytest.raises(ValidationError) as raised:
         Outer.model_validate({"number": value})
     assert raised.value.errors()[0]["loc"] == ("number",)
+
+
+def test_no_request_outlives_the_servers_limit() -> None:
+    """It may ask for less time and not for more; other options it sets as it likes."""
+    assert merge_options({"timeout_s": 5.0, "priority": 1}, {"timeout_s": 9.0, "priority": 2}) == {
+        "timeout_s": 5.0,
+        "priority": 2,
+    }
+    assert merge_options({"timeout_s": 5.0}, {"timeout_s": 2.0})["timeout_s"] == 2.0
+    assert merge_options({"timeout_s": None}, {"timeout_s": 2.0})["timeout_s"] == 2.0
+
+
+def test_more_samplers_than_a_request_can_mean_are_refused() -> None:
+    """Each repeated name has a warning, so that a long list would become a longer one of texts."""
+    warnings: list[str] = []
+    assert parse_samplers(["top_k"] * 256, warnings) == ("top_k",)
+    assert len(warnings) == 255
+    for samplers in (["top_k"] * 257, "k" * 257):
+        with pytest.raises(InvalidParams, match="samplers must have at most 256 names or letters, not 257"):
+            parse_samplers(samplers, warnings)

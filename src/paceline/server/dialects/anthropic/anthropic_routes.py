@@ -41,11 +41,12 @@ from paceline.server.dialects.request_body import (
     check_fields,
     checked_list,
     checked_object,
+    enforceable,
     optional,
     warned,
+    without_empty_texts,
     without_fractions,
 )
-from paceline.server.dialects.request_fields import enforceable, without_empty_texts
 from paceline.server.json_bodies import LLAMA_STREAMS, Responses, json_response
 from paceline.server.request_media import RequestMedia, known_attachment
 from paceline.server.routes import EarlyStream, RouteFacts, Routes

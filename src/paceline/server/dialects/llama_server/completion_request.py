@@ -25,10 +25,10 @@ from paceline.server.dialects.llama_server.llama_bodies import (
     InfillChunk,
     LoraScale,
 )
-from paceline.server.dialects.request_body import cap_warnings, without_fractions
-from paceline.server.dialects.request_fields import (
+from paceline.server.dialects.request_body import (
     BANNED_BIAS,
     MarkedImages,
+    cap_warnings,
     drop_stream_options,
     enforceable,
     is_prompt_list,
@@ -38,6 +38,7 @@ from paceline.server.dialects.request_fields import (
     read_prompts,
     tokenize_mixed,
     without_empty_texts,
+    without_fractions,
     without_other_constraints,
 )
 

@@ -33,8 +33,7 @@ from paceline.server.dialects.llama_server.completion_request import (
 )
 from paceline.server.dialects.llama_server.llama_bodies import CompletionBody, InfillBody
 from paceline.server.dialects.llama_server.slots import LlamaServerState, SlotContent
-from paceline.server.dialects.request_body import warned
-from paceline.server.dialects.request_fields import MarkedImages, merge_options
+from paceline.server.dialects.request_body import MarkedImages, merge_options, warned
 from paceline.server.dialects.token_reports import LlamaLogprobs, RunningTimings, TokenSplitter, final_timings
 from paceline.server.flags.setters import spec_type_names
 from paceline.server.json_bodies import LLAMA_STREAMS, json_response, large_json_response

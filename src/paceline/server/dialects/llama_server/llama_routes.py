@@ -44,8 +44,7 @@ from paceline.server.dialects.llama_server.llama_bodies import (
     TokenizeBody,
 )
 from paceline.server.dialects.llama_server.slots import LlamaServerState
-from paceline.server.dialects.request_body import cap_warnings, warned, without_fractions
-from paceline.server.dialects.request_fields import tokenize_mixed
+from paceline.server.dialects.request_body import cap_warnings, tokenize_mixed, warned, without_fractions
 from paceline.server.dialects.vectors import (
     can_embed,
     can_rerank,

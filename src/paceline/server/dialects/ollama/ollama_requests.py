@@ -22,12 +22,14 @@ from paceline.server.dialects.request_body import (
     Unchecked,
     cap_warnings,
     check_fields,
+    check_sampling_field,
     checked_list,
     checked_object,
+    enforceable,
     optional,
+    without_empty_texts,
     without_fractions,
 )
-from paceline.server.dialects.request_fields import check_sampling_field, enforceable, without_empty_texts
 from paceline.server.request_media import RequestMedia
 
 _FIELDS = rows_in("ollama")

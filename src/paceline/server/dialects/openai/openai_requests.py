@@ -22,26 +22,24 @@ from paceline.request import RequestOptions
 from paceline.runtime import Tokenizer
 from paceline.sampling_table import PARAMETERS, rows_in
 from paceline.server.dialects.request_body import (
+    CONSTRAINTS,
+    NO_CONSTRAINT,
     FieldRules,
     RequestBody,
     Unchecked,
     cap_warnings,
-    optional,
-    without_fractions,
-)
-from paceline.server.dialects.request_fields import (
-    CONSTRAINTS,
-    NO_CONSTRAINT,
     check_sampling_field,
     compact_changes,
     drop_stream_options,
     enforceable,
     merge_options,
+    optional,
     parse_logit_bias,
     parse_samplers,
     response_format_changes,
     structured_output_changes,
     without_empty_texts,
+    without_fractions,
     without_other_constraints,
 )
 

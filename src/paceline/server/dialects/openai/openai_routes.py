@@ -46,8 +46,7 @@ from paceline.server.dialects.openai.openai_requests import (
     parse_chat,
     parse_completion,
 )
-from paceline.server.dialects.request_body import warned, without_fractions
-from paceline.server.dialects.request_fields import MarkedImages, segments_of
+from paceline.server.dialects.request_body import MarkedImages, segments_of, warned, without_fractions
 from paceline.server.json_bodies import OPENAI_ERRORS, OPENAI_STREAMS
 from paceline.server.request_context import RequestContext
 from paceline.server.request_media import RequestMedia

@@ -27,8 +27,7 @@ from paceline.server.dialects.openai.openai_requests import (
     ScoreBody,
     given_fields,
 )
-from paceline.server.dialects.request_body import warned
-from paceline.server.dialects.request_fields import merge_options
+from paceline.server.dialects.request_body import merge_options, warned
 from paceline.server.dialects.vectors import (
     MAX_TEXTS,
     can_embed,

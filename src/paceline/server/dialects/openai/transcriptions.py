@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -56,87 +56,30 @@ _RULES: Final = FieldRules(
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TranscriptionForm:
-    """A form of a client.
+async def _read_form(request: Request, *, strict: bool) -> tuple[bytes, dict[str, str], list[str]]:
+    """Return the file of a form, its texts, and warnings about fields without an effect. strict: refuse unknown fields.
 
-    Attributes:
-        data: The file.
-        model: The name of a model.
-        language: The language of the audio.
-        instruction: The instruction for the model.
-        response_format: The format of the response.
-        temperature: The sampling temperature.
-        max_tokens: Most tokens of the transcript; None: until the context is full.
-        stream: Whether the response is a stream.
-        warnings: Sentences about fields without an effect.
-    """
-
-    data: bytes
-    model: str | None
-    language: str
-    instruction: str
-    response_format: str
-    temperature: float
-    max_tokens: int | None
-    stream: bool
-    warnings: tuple[str, ...]
-
-
-async def read_form(request: Request, *, strict: bool = False) -> TranscriptionForm:
-    """Read and check a form. strict: refuse unknown fields.
-
-    Raises `InvalidParams` and `Unsupported`, which name the field, `ApiException` for unknown fields, and `HTTPException` for
-    no form.
+    Raises `InvalidParams`, which names the field, `ApiException` for unknown fields, and `HTTPException` for no form.
     """
     try:
         form = await request.form(max_files=1, max_fields=_MAX_FIELDS)
-    except UnicodeError:  # of some codecs; what others cannot read is taken for Latin-1
+    except UnicodeError:  # of some codecs; other unreadable charsets are taken for Latin-1
         raise InvalidParams("the charset of the form is not one that its fields can be read in; send UTF-8") from None
     try:
         items = [(name.removesuffix("[]"), value) for name, value in form.multi_items()]
-        _check_names([name for name, _ in items])
+        names = Counter(name for name, _ in items)
+        twice = next((name for name, count in names.items() if count > 1 and name in FIELDS), None)
+        if twice is not None:
+            raise InvalidParams(f"{twice} is given {names[twice]} times; give it once")
         upload = form.get("file")
         if not isinstance(upload, UploadFile):
             raise InvalidParams("file is missing; send the audio as a part of multipart/form-data with a filename")
         texts = [(name, value) for name, value in items if isinstance(value, str) and value != ""]
         asking = sorted(texts, key=lambda text: text[1] not in _RULES.harmless.get(text[0], ()))
-        warnings = check_fields(
-            dict(asking), FIELDS, _RULES, strict=strict
-        )  # of several values one that asks for something
-        return _checked(await upload.read(), dict(texts), warnings)
+        warnings = check_fields(dict(asking), FIELDS, _RULES, strict=strict)  # of several values one that asks
+        return await upload.read(), dict(texts), warnings
     finally:
         await form.close()
-
-
-def _check_names(names: Sequence[str]) -> None:
-    """Raise `InvalidParams` for a field that is given twice: nothing says which value is meant."""
-    twice = next((name for name, count in Counter(names).items() if count > 1 and name in FIELDS), None)
-    if twice is not None:
-        raise InvalidParams(f"{twice} is given {names.count(twice)} times; give it once")
-
-
-def _checked(data: bytes, texts: Mapping[str, str], warnings: list[str]) -> TranscriptionForm:
-    kind = texts.get("response_format", "json")
-    if kind in _NEED_TIMES:
-        raise Unsupported(f"response_format {kind!r} needs times or speakers, which models here do not say; use json")
-    validation.choice("response_format", kind, _FORMATS)
-    stream = validation.choice("stream", texts.get("stream", "false").lower(), ("true", "false")) == "true"
-    if stream and kind == "verbose_json":
-        raise Unsupported("response_format 'verbose_json' is not streamed; use json")
-    language = texts.get("language", "")
-    instruction = texts.get("prompt", _INSTRUCTION) + (f" (language: {language})" if language else "")
-    return TranscriptionForm(
-        data=data,
-        model=texts.get("model"),
-        language=language,
-        instruction=instruction,
-        response_format=kind,
-        temperature=validation.number("temperature", _number(texts, "temperature", 0.0), 0.0),
-        max_tokens=_max_tokens(texts),
-        stream=stream,
-        warnings=cap_warnings(warnings),
-    )
 
 
 def _max_tokens(texts: Mapping[str, str]) -> int | None:
@@ -189,25 +132,37 @@ async def transcribe(request: Request) -> Response:
 
 async def _parse(request: Request) -> ChatGeneration:
     service = Service.of(request.scope)
-    form = await read_form(request, strict=service.settings.strict_fields)
+    data, texts, ignored = await _read_form(request, strict=service.settings.strict_fields)
+    kind, language = texts.get("response_format", "json"), texts.get("language", "")
+    if kind in _NEED_TIMES:
+        raise Unsupported(f"response_format {kind!r} needs times or speakers, which models here do not say; use json")
+    validation.choice("response_format", kind, _FORMATS)
+    stream = validation.choice("stream", texts.get("stream", "false").lower(), ("true", "false")) == "true"
+    if stream and kind == "verbose_json":
+        raise Unsupported("response_format 'verbose_json' is not streamed; use json")
+    instruction = texts.get("prompt", _INSTRUCTION) + (f" (language: {language})" if language else "")
+    temperature = validation.number("temperature", _number(texts, "temperature", 0.0), 0.0)
+    max_tokens = _max_tokens(texts)
     if "audio" not in service.engine().model.modalities:
         message = (
             "this model takes no audio; start the server with one that hears and its multimodal projector (--mmproj)"
         )
         raise invalid_request(message, "file", Unsupported.code)
-    audio = await asyncio.to_thread(_read, form.data)
+    audio = await asyncio.to_thread(_read, data)
     base = service.sampling(API_DEFAULTS["chat"])
-    max_tokens = base.max_tokens if form.max_tokens is None else form.max_tokens
-    warnings = [*form.warnings, *model_warning(service, form.model)]
-    talk = [{"role": "user", "content": [{"type": "text", "text": form.instruction}, audio]}]
+    warnings = [*cap_warnings(ignored), *model_warning(service, texts.get("model"))]
+    talk = [{"role": "user", "content": [{"type": "text", "text": instruction}, audio]}]
+    seconds = audio.seconds
     return ChatGeneration(
-        params=dataclasses.replace(base, temperature=form.temperature, max_tokens=max_tokens),
-        options=service.options(request, form.model),
-        streaming=form.stream,
-        reply=lambda running: _TranscriptReply(form, audio, running.prompts[0], warnings),
+        params=dataclasses.replace(
+            base, temperature=temperature, max_tokens=base.max_tokens if max_tokens is None else max_tokens
+        ),
+        options=service.options(request, texts.get("model")),
+        streaming=stream,
+        reply=lambda running: _TranscriptReply(kind, language, seconds, running.prompts[0], warnings),
         make_turn=lambda: next_turn(talk, read_part=known_attachment),
         chat=ChatOptions(kwargs=service.template_variables({})),
-        num_bytes=len(form.instruction),
+        num_bytes=len(instruction),
     )
 
 
@@ -218,18 +173,18 @@ def _read(data: bytes) -> Audio:
         raise type(error)(f"file: {error}") from None
 
 
+@dataclass(frozen=True, slots=True)
 class _TranscriptReply(DialectReply):
-    """The response to one form."""
-
-    def __init__(self, form: TranscriptionForm, audio: Audio, prompt_ids: tuple[int, ...], warnings: list[str]) -> None:
-        # Not the form and the audio, whose bytes a stream would keep.
-        self._format, self._language, self._seconds = form.response_format, form.language, audio.seconds
-        self._prompt_ids, self._warnings = prompt_ids, warnings
+    kind: str
+    language: str
+    seconds: float
+    prompt_ids: tuple[int, ...]
+    warnings: list[str]
 
     @property
     def media_type(self) -> str:
         """text/plain for the format "text"."""
-        return "text/plain" if self._format == "text" else "application/json"
+        return "text/plain" if self.kind == "text" else "application/json"
 
     def events(self) -> EventWriter:
         """Return the encoder of the stream's events."""
@@ -238,16 +193,16 @@ class _TranscriptReply(DialectReply):
     def whole(self, completion: ChatCompletion) -> bytes:
         """Encode a response that is not streamed."""
         text = completion.choices[0].message.content
-        if self._format == "text":
+        if self.kind == "text":
             return f"{text}\n".encode()
         body = self.transcript(text, completion.usage)
-        if self._format == "verbose_json":
-            body |= {"task": "transcribe", "language": self._language, "duration": self._seconds}
+        if self.kind == "verbose_json":
+            body |= {"task": "transcribe", "language": self.language, "duration": self.seconds}
         return msgspec.json.encode(body)
 
     def transcript(self, text: str, usage: Usage) -> dict[str, Any]:
         """Return the members of a whole transcript."""
-        num_audio = sum(token < 0 for token in self._prompt_ids)
+        num_audio = sum(token < 0 for token in self.prompt_ids)
         return {
             "text": text,
             "usage": {
@@ -257,7 +212,7 @@ class _TranscriptReply(DialectReply):
                 "output_tokens": usage.completion_tokens,
                 "total_tokens": usage.prompt_tokens + usage.completion_tokens,
             },
-        } | warned(self._warnings)
+        } | warned(self.warnings)
 
 
 class _TranscriptEvents(EventWriter):

@@ -23,8 +23,7 @@ from paceline.server.dialects.openai.openai_requests import (
     chat_options_of,
     parse_generation,
 )
-from paceline.server.dialects.request_body import FieldRules, RequestBody, check_fields, optional
-from paceline.server.dialects.request_fields import CONSTRAINTS, GUIDED
+from paceline.server.dialects.request_body import CONSTRAINTS, GUIDED, FieldRules, RequestBody, check_fields, optional
 from paceline.server.dialects.responses.input_items import Item, added_tools, messages_of, parse_items
 from paceline.server.dialects.responses.response_tools import InputWarnings, ResponseTools, parse_tool_fields
 from paceline.server.request_media import RequestMedia, known_attachment

@@ -33,7 +33,6 @@ from paceline.server.dialects.responses.response_output import (
     echo_of,
     new_response_id,
 )
-from paceline.server.dialects.responses.response_store import EncodedItems, ResponseStore, StoredResponse
 from paceline.server.dialects.responses.responses_request import (
     RENAMED,
     ResponsesBody,
@@ -45,6 +44,7 @@ from paceline.server.in_flight import ByteReservation
 from paceline.server.json_bodies import OPENAI_ERRORS, OPENAI_STREAMS, large_json_response
 from paceline.server.request_context import RequestContext
 from paceline.server.request_media import RequestMedia
+from paceline.server.response_store import EncodedItems, ResponseStore, StoredResponse
 from paceline.server.routes import EarlyStream, RouteFacts, Routes
 from paceline.server.service import KeptForClients, Service
 from paceline.server.sse import NAMED_SSE

@@ -12,7 +12,7 @@ from paceline.errors import InvalidParams, InvalidType, RequestError, Unsupporte
 from paceline.params import SamplingParams
 from paceline.server.dialects.llama_server.completion_request import ParseContext, infill_prompt
 from paceline.server.dialects.llama_server.llama_bodies import InfillBody
-from paceline.server.dialects.request_fields import MarkedImages, read_prompts, tokenize_prompts
+from paceline.server.dialects.request_body import MarkedImages, read_prompts, tokenize_prompts
 
 A, B, C = 97, 98, 99
 

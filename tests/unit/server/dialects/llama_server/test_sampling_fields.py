@@ -21,7 +21,7 @@ from paceline.server.dialects.llama_server.completion_request import (
     parse_params,
 )
 from paceline.server.dialects.llama_server.llama_bodies import CompletionBody, LoraScale
-from paceline.server.dialects.request_fields import MarkedImages
+from paceline.server.dialects.request_body import MarkedImages
 
 BASE = SamplingParams(**API_DEFAULTS["llama_server"])
 

@@ -6,10 +6,11 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
-from paceline.server.dialects.responses.input_items import Item
+Item = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

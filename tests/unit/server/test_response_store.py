@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.server.dialects.responses.input_items import parse_items
-from paceline.server.dialects.responses.response_store import EncodedItems, ResponseStore
+from paceline.server.response_store import EncodedItems, ResponseStore
 
 
 def put(
