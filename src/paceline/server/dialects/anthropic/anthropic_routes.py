@@ -135,7 +135,7 @@ class ParsedMessages:
 def parse_message_request(
     body: TokenCountBody,
     base: SamplingParams,
-    variables: TemplateVariables,
+    complete_variables: TemplateVariables,
     reasoning_format: str,
     media: RequestMedia,
     *,
@@ -149,17 +149,18 @@ def parse_message_request(
     conversation = conversation_of(body.messages, body.system, media)
     offered = tools_of(body.tools, conversation.tool_changes, strict=strict)
     tool_choice, parallel, about_choice = tool_choice_of(body.tool_choice, offered, strict=strict)
-    output = _parse_output(body.output_config, body.output_format, strict=strict)
-    thinking = _parse_thinking(body.thinking, strict=strict)
-    changes: dict[str, Any] = {} if output.schema is None else {"json_schema": output.schema}
-    kwargs = {**(body.chat_template_kwargs or {}), **thinking.variables}
+    warnings += [*conversation.warnings, *offered.warnings, *about_choice]
+    effort, schema, place = _parse_output(body.output_config, body.output_format, warnings, strict=strict)
+    about_thinking: list[str] = []
+    variables, budget, shows_thinking = _parse_thinking(body.thinking, about_thinking, strict=strict)
+    changes: dict[str, Any] = {} if schema is None else {"json_schema": schema}
     stops: tuple[str, ...] = ()
     if isinstance(body, MessageBody):
         stops = _stops(body.stop_sequences)
         changes |= {"max_tokens": None if body.max_tokens == -1 else body.max_tokens, "stop": stops}
         given = {name: getattr(body, name) for name in ("temperature", "top_p", "top_k")}
         changes |= {name: value for name, value in given.items() if value is not None}
-    params, relaxed = enforceable(output.place, base.replace(**changes))
+    params, relaxed = enforceable(place, base.replace(**changes))
     return ParsedMessages(
         conversation=conversation.messages,
         params=params,
@@ -168,22 +169,12 @@ def parse_message_request(
             tool_choice=tool_choice,
             parallel_tool_calls=parallel,
             reasoning_format=reasoning_format,
-            kwargs=variables(kwargs, output.effort),
-            thinking_budget=thinking.budget,
+            kwargs=complete_variables({**(body.chat_template_kwargs or {}), **variables}, effort),
+            thinking_budget=budget,
         ),
         stops=stops,
-        shows_thinking=thinking.is_shown,
-        warnings=cap_warnings(
-            (
-                *warnings,
-                *conversation.warnings,
-                *offered.warnings,
-                *about_choice,
-                *output.warnings,
-                *relaxed,
-                *thinking.warnings,
-            )
-        ),
+        shows_thinking=shows_thinking,
+        warnings=cap_warnings([*warnings, *relaxed, *about_thinking]),
     )
 
 
@@ -217,55 +208,31 @@ def _thread_warnings(thread: object) -> list[str]:
     raise ApiException(ApiError(404, "not_found_error", "thread_not_found", message, param="thread", extra=details))
 
 
-@dataclass(frozen=True, slots=True)
-class _Thinking:
-    """variables: for the template. budget: most tokens of it. is_shown: whether its text is returned."""
-
-    variables: Mapping[str, Any]
-    budget: int | None = None
-    is_shown: bool = True
-    warnings: Sequence[str] = ()
-
-
-def _parse_thinking(thinking: object, *, strict: bool) -> _Thinking:
+def _parse_thinking(thinking: object, warnings: list[str], *, strict: bool) -> tuple[dict[str, Any], int | None, bool]:
+    """Return variables of the template, the most tokens of thinking, and whether its text is returned."""
     if thinking is None:
-        return _Thinking({})
+        return {}, None, True
     thinking = checked_object("thinking", thinking, "an object with a type")
     kind = validation.choice("thinking.type", thinking.get("type"), _THINKING_TYPES)
-    warnings = check_fields(thinking, ("type", "budget_tokens", "display"), strict=strict, place="thinking.")
+    warnings += check_fields(thinking, ("type", "budget_tokens", "display"), strict=strict, place="thinking.")
     if kind == "disabled":
-        return _Thinking({"enable_thinking": False}, warnings=warnings)
+        return {"enable_thinking": False}, None, True
     budget, display = thinking.get("budget_tokens"), thinking.get("display")
     if budget is not None:
         budget = validation.integer("thinking.budget_tokens", without_fractions(budget), 0, 2**31 - 1)
     if display is not None:
         display = validation.choice("thinking.display", display, ("summarized", "omitted", "updates"))
-    return _Thinking({"enable_thinking": True}, budget, display != "omitted", warnings)
+    return {"enable_thinking": True}, budget, display != "omitted"
 
 
-@dataclass(frozen=True, slots=True)
-class _Output:
-    """The parsed output_config.
-
-    Attributes:
-        effort: The effort of reasoning.
-        schema: The JSON schema of the content.
-        warnings: Sentences for the client.
-        place: The place of the schema in the body.
-    """
-
-    effort: str | None = None
-    schema: Mapping[str, Any] | None = None
-    warnings: Sequence[str] = ()
-    place: str = "output_config.format"
-
-
-def _parse_output(config: object, older_format: object, *, strict: bool) -> _Output:
-    """Parse output_config and output_format, the older name of its member `format`."""
+def _parse_output(
+    config: object, older_format: object, warnings: list[str], *, strict: bool
+) -> tuple[str | None, Mapping[str, Any] | None, str]:
+    """Return the effort of output_config, and the JSON schema of its format or of output_format, with the schema's place."""
     if config is not None and not isinstance(config, Mapping):
         raise InvalidType(f"output_config must be an object, not {type(config).__name__}")
     config = config or {}
-    warnings = check_fields(config, ("effort", "format"), strict=strict, place="output_config.")
+    warnings += check_fields(config, ("effort", "format"), strict=strict, place="output_config.")
     effort = config.get("effort")
     if effort is not None:
         effort = validation.choice("output_config.effort", effort, _EFFORTS)
@@ -273,13 +240,11 @@ def _parse_output(config: object, older_format: object, *, strict: bool) -> _Out
     if wanted is None:
         place, wanted = "output_format", older_format
     if wanted is None:
-        return _Output(effort, warnings=warnings)
+        return effort, None, "output_config.format"
     wanted = checked_object(place, wanted, "an object with type and schema")
     warnings += check_fields(wanted, ("type", "schema"), strict=strict, place=f"{place}.")
     validation.choice(f"{place}.type", wanted.get("type"), ("json_schema",))
-    schema = wanted.get("schema")
-    schema = checked_object(f"{place}.schema", schema, "a JSON schema, an object")
-    return _Output(effort, schema, warnings, place)
+    return effort, checked_object(f"{place}.schema", wanted.get("schema"), "a JSON schema, an object"), place
 
 
 def error_body(api_error: ApiError) -> dict[str, Any]:
