@@ -369,7 +369,7 @@ async def _complete(service: Service, state: LlamaServerState, http: Request, bo
         n_ctx=limits.max_positions,
         n_batch=limits.n_batch,
         max_prompts=engine.most_requests(tenant),
-        adapters=state.adapters.names,
+        adapters=tuple(state.adapters),
         spm_infill=service.settings.spm_infill,
         spec_types=spec_type_names(engine.config.speculation),
         strict=service.settings.strict_fields,
@@ -425,7 +425,9 @@ class _RunningCompletion:
         self._id: str = options.get("request_id") or ""
         self.is_streaming = False
         self._renderer: CompletionRenderer | None = None
-        self._slots = state.begin_slots(self._tenant, request.id_slot, len(request.prompts), request.params.n)
+        # The first choice of each prompt gets the requested slot.
+        asked = [request.id_slot if choice == 0 else -1 for _ in request.prompts for choice in range(request.params.n)]
+        self._slots = [state.slots.begin(self._tenant, number) for number in asked]
         self._settings = brief_settings(request.params, stream=request.stream, others=request.settings)
         state.running[self._tenant, self._id] = self._settings
 
@@ -482,10 +484,9 @@ class _RunningCompletion:
         own = (self._tenant, self._id)
         if self._state.running.get(own) is self._settings:  # clients choose ids: another request may have this one
             del self._state.running[own]
-        contents: list[SlotContent | None] = [None] * len(self._slots)
-        if self._renderer is not None:
-            contents = [self._content_of(sequence) for sequence in self._renderer.sequences]
-        self._state.end_slots(self._tenant, self._slots, contents)
+        for index, number in enumerate(self._slots):
+            content = None if self._renderer is None else self._content_of(self._renderer.sequences[index])
+            self._state.slots.end(self._tenant, number, content)
 
     def _content_of(self, sequence: ChoiceState) -> SlotContent | None:
         if sequence.finish_reason is None and not sequence.token_ids:

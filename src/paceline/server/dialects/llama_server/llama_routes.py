@@ -80,10 +80,9 @@ ROUTES = Routes(RouteFacts(model="required"), tags=["llama-server"])
 async def adapters(request: Request) -> list[dict[str, Any]]:
     """List the adapters by id. `path` is the file's name alone."""
     state = Service.of(request.scope).part(LlamaServerState)
-    known = state.adapters
     return [
         {"id": index, "path": file, "scale": state.scales.get(name, 0.0), "task_name": "", "prompt_prefix": ""}
-        for index, (name, file) in enumerate(zip(known.names, known.files, strict=True))
+        for index, (name, file) in enumerate(state.adapters.items())
     ]
 
 
@@ -97,7 +96,7 @@ async def set_adapters(
     """
     state = Service.of(request.scope).part(LlamaServerState)
     warnings: list[str] = []
-    state.service.set_lora_scales(parse_lora_scales(body, state.adapters.names, warnings))
+    state.service.set_lora_scales(parse_lora_scales(body, tuple(state.adapters), warnings))
     return {"success": True} | warned(warnings)
 
 

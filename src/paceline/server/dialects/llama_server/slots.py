@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,36 +37,24 @@ if TYPE_CHECKING:
     from paceline.engine import EngineClient
 
 
-@dataclass(frozen=True, slots=True)
-class Adapters:
-    """Names and files of the engine's LoRA adapters, by llama-server's ids: their places in the order of loading."""
-
-    names: tuple[str, ...]
-    files: tuple[str, ...]
-
-    @classmethod
-    def of(cls, service: Service) -> Adapters:
-        """Return the current adapters; before the model is loaded, the adapters of its settings."""
-        if service.is_loaded:
-            named = {adapter.name: adapter.path for adapter in service.engine().loras()}
-        else:
-            given = adapter_paths(service.settings.engine_options.get("lora", ()))
-            named = {name: str(path) for name, path in given.items()}
-        return cls(tuple(named), tuple(Path(path).name for path in named.values()))
-
-
 @dataclass(slots=True)
 class LlamaServerState:
-    """One per app. running: the settings of running requests by tenant and request id."""
+    """State between requests about a model. running: the settings of running requests by tenant and request id."""
 
     service: Service
     running: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     _slots: VirtualSlots | None = None
 
     @property
-    def adapters(self) -> Adapters:
-        """The adapters of the moment."""
-        return Adapters.of(self.service)
+    def adapters(self) -> dict[str, str]:
+        """The files of the LoRA adapters by name, in the order of llama-server's ids, which is the order of loading.
+
+        Before the model is loaded they are the adapters of its settings.
+        """
+        if self.service.is_loaded:
+            return {adapter.name: Path(adapter.path).name for adapter in self.service.engine().loras()}
+        given = adapter_paths(self.service.settings.engine_options.get("lora", ()))
+        return {name: path.name for name, path in given.items()}
 
     @property
     def slots(self) -> VirtualSlots:
@@ -79,19 +67,6 @@ class LlamaServerState:
     def scales(self) -> Mapping[str, float]:
         """Scales of adapters for requests without a `lora`; adapters without one are off."""
         return self.service.settings.lora_scales
-
-    def begin_slots(self, tenant: str, asked: int, num_prompts: int, num_choices: int) -> list[int]:
-        """Return the slot of each sequence. The first choice of each prompt gets the requested slot."""
-        return [
-            self.slots.begin(tenant, asked if choice == 0 else -1)
-            for _ in range(num_prompts)
-            for choice in range(num_choices)
-        ]
-
-    def end_slots(self, tenant: str, numbers: Sequence[int], left: Sequence[SlotContent | None]) -> None:
-        """Release the slots that `begin_slots` returned."""
-        for number, held in zip(numbers, left, strict=True):
-            self.slots.end(tenant, number, held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,70 +178,60 @@ async def act(id_slot: str, request: Request, action: str = "", body: SlotBody |
         raise invalid_request("Invalid slot ID", "id_slot")
     warnings = [] if body is None else body.field_warnings(strict=service.settings.strict_fields)
     shown = warned(warnings)
-    actions = _SlotActions(service, state, int(id_slot), RequestContext.of(request.scope).tenant)
+    number, tenant = int(id_slot), RequestContext.of(request.scope).tenant
     match action:
         case "save":
-            return json_response(await actions.save(_required_filename(body)) | shown)
+            return json_response(await _save(state, tenant, number, _required_filename(body)) | shown)
         case "restore":
-            return json_response(await actions.restore(_required_filename(body)) | shown)
+            return json_response(await _restore(state, tenant, number, _required_filename(body)) | shown)
         case "erase":
-            return json_response(actions.erase() | shown)
+            return json_response(_erase(state, tenant, number) | shown)
         case _:
             raise invalid_request("Invalid action", "action")
 
 
-class _SlotActions:
-    """The actions on one tenant's slot."""
+async def _save(state: LlamaServerState, tenant: str, number: int, name: str) -> dict[str, Any]:
+    """Save the KV state of the slot's last sequence to a file."""
+    held = state.slots.held(tenant, number)
+    if not held.token_ids:
+        raise invalid_request(f"slot {number} holds nothing; complete a prompt with this id_slot before")
+    if min(held.token_ids) < 0 and not held.media:
+        raise invalid_request(f"slot {number} holds a prompt with images that was restored from a file; copy that")
+    engine, file = state.service.engine(), _file_name(tenant, name)
+    began = time.monotonic()
+    options = RequestOptions(tenant=tenant, lora=dict(held.lora))
+    prompt = KeyedPrompt(list(held.token_ids), held.media)
+    num_saved = await asyncio.to_thread(engine.save_prefix, file, prompt, options)
+    timings = {"save_ms": (time.monotonic() - began) * 1000}
+    size = await asyncio.to_thread(_size, engine, file)
+    return {"id_slot": number, "filename": name, "n_saved": num_saved, "n_written": size, "timings": timings}
 
-    def __init__(self, service: Service, state: LlamaServerState, number: int, tenant: str) -> None:
-        self._engine: EngineClient = service.engine()
-        self._slots, self._number, self._tenant = state.slots, number, tenant
-        self._scales = dict(state.scales)
 
-    async def save(self, name: str) -> dict[str, Any]:
-        """Save the KV state of the slot's last sequence to a file."""
-        held = self._slots.held(self._tenant, self._number)
-        if not held.token_ids:
-            raise invalid_request(f"slot {self._number} holds nothing; complete a prompt with this id_slot before")
-        if min(held.token_ids) < 0 and not held.media:
-            raise invalid_request(
-                f"slot {self._number} holds a prompt with images that was restored from a file; copy that"
-            )
-        file = _file_name(self._tenant, name)
-        began = time.monotonic()
-        options = RequestOptions(tenant=self._tenant, lora=dict(held.lora))
-        prompt = KeyedPrompt(list(held.token_ids), held.media)
-        num_saved = await asyncio.to_thread(self._engine.save_prefix, file, prompt, options)
-        took_s = time.monotonic() - began
-        size = await asyncio.to_thread(self._size, file)
-        return self._subject(name) | {"n_saved": num_saved, "n_written": size, "timings": {"save_ms": took_s * 1000}}
+async def _restore(state: LlamaServerState, tenant: str, number: int, name: str) -> dict[str, Any]:
+    """Load a file into the prefix cache and assign it to the slot."""
+    engine, scales, file = state.service.engine(), dict(state.scales), _file_name(tenant, name)
+    options = RequestOptions(tenant=tenant, lora=scales)
+    began = time.monotonic()
+    try:
+        ids = await asyncio.to_thread(engine.load_prefix, file, options)
+    except StateError as error:
+        raise invalid_request(f"Unable to restore slot: {str(error).replace(file, name)}", "filename") from None
+    timings = {"restore_ms": (time.monotonic() - began) * 1000}
+    state.slots.put(tenant, number, SlotContent(tuple(ids), scales))
+    size = await asyncio.to_thread(_size, engine, file)
+    return {"id_slot": number, "filename": name, "n_restored": len(ids), "n_read": size, "timings": timings}
 
-    async def restore(self, name: str) -> dict[str, Any]:
-        """Load a file into the prefix cache and assign it to the slot."""
-        file = _file_name(self._tenant, name)
-        options = RequestOptions(tenant=self._tenant, lora=self._scales)
-        began = time.monotonic()
-        try:
-            ids = await asyncio.to_thread(self._engine.load_prefix, file, options)
-        except StateError as error:
-            raise invalid_request(f"Unable to restore slot: {str(error).replace(file, name)}", "filename") from None
-        took_s = time.monotonic() - began
-        self._slots.put(self._tenant, self._number, SlotContent(tuple(ids), self._scales))
-        size = await asyncio.to_thread(self._size, file)
-        return self._subject(name) | {"n_restored": len(ids), "n_read": size, "timings": {"restore_ms": took_s * 1000}}
 
-    def erase(self) -> dict[str, Any]:
-        """Forget the slot's last sequence. Its KV stays cached until the space is needed."""
-        num_erased = len(self._slots.held(self._tenant, self._number).token_ids)
-        self._slots.put(self._tenant, self._number)
-        return {"id_slot": self._number, "n_erased": num_erased}
+def _erase(state: LlamaServerState, tenant: str, number: int) -> dict[str, Any]:
+    """Forget the slot's last sequence. Its KV stays cached until the space is needed."""
+    num_erased = len(state.slots.held(tenant, number).token_ids)
+    state.slots.put(tenant, number)
+    return {"id_slot": number, "n_erased": num_erased}
 
-    def _subject(self, name: str) -> dict[str, Any]:
-        return {"id_slot": self._number, "filename": name}
 
-    def _size(self, file: str) -> int:
-        folder = self._engine.config.state_folder
-        return 0 if folder is None else (Path(folder) / file).stat().st_size
+def _size(engine: EngineClient, file: str) -> int:
+    folder = engine.config.state_folder
+    return 0 if folder is None else (Path(folder) / file).stat().st_size
 
 
 def _required_filename(body: SlotBody | None) -> str:

@@ -74,9 +74,9 @@ class ResponseHead(DialectReply):
         num_reasoning, _ = aligner.take(choice.message.reasoning_content)
         _, logprobs = aligner.take(choice.message.content)
         is_cut = choice.finish_reason == FinishReason.LENGTH
-        output = output_of(choice.message, logprobs, self.names, is_cut=is_cut)
+        output = _output(choice.message, logprobs, self.names, is_cut=is_cut)
         warnings = [] if choice.warning is None else [str(choice.warning)]
-        body = self.ended(output, choice.finish_reason, usage_of(completion.usage, num_reasoning), warnings)
+        body = self.ended(output, choice.finish_reason, _usage(completion.usage, num_reasoning), warnings)
         timings = final_timings(completion.usage, completion.usage.completion_tokens)
         return encode_in_parts(body | {"timings": timings})
 
@@ -185,7 +185,7 @@ def _without_secrets(tool: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def usage_of(usage: Usage, num_reasoning: int) -> dict[str, Any]:
+def _usage(usage: Usage, num_reasoning: int) -> dict[str, Any]:
     """Return the usage of a response. num_reasoning: tokens of its thinking."""
     return {
         "input_tokens": usage.prompt_tokens,
@@ -196,73 +196,53 @@ def usage_of(usage: Usage, num_reasoning: int) -> dict[str, Any]:
     }
 
 
-def failure_of(api_error: ApiError) -> dict[str, Any]:
-    """Return the error member of a response that failed."""
-    code = "rate_limit_exceeded" if api_error.status == 429 else "server_error"
-    return {"code": code, "message": api_error.message}
-
-
 # ---- items of the output
 
 
-def text_part(text: str, logprobs: Sequence[ChatLogprob] = ()) -> Item:
-    """Return the part of a message's text."""
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
-
-
-def reasoning_part(text: str) -> Item:
-    """Return the part of a thinking's text."""
+def _part(kind: str, text: str, logprobs: Sequence[ChatLogprob] = ()) -> Item:
+    if kind == "message":
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
     return {"type": "reasoning_text", "text": text}
 
 
-def message_item(item_id: str, parts: Sequence[Item], status: Status) -> Item:
-    """Return a message."""
-    return {"id": item_id, "type": "message", "status": status, "role": "assistant", "content": list(parts)}
+def _item(kind: str, item_id: str, parts: Sequence[Item], status: Status) -> Item:
+    own: Item = {"role": "assistant"} if kind == "message" else {"summary": []}
+    return {"id": item_id, "type": kind, "status": status, **own, "content": list(parts)}
 
 
-def reasoning_item(item_id: str, parts: Sequence[Item], status: Status) -> Item:
-    """Return a thinking."""
-    return {"id": item_id, "type": "reasoning", "status": status, "summary": [], "content": list(parts)}
-
-
-def call_kind(origin: ToolOrigin) -> str:
-    """Return the type of the item that calls of a tool are."""
+def _call_kind(origin: ToolOrigin) -> str:
     return "custom_tool_call" if origin.is_custom else "function_call"
 
 
-def call_item(item_id: str, call_id: str, origin: ToolOrigin, text: str, status: Status) -> Item:
+def _call_item(item_id: str, call_id: str, origin: ToolOrigin, text: str, status: Status) -> Item:
     """Return a call of a tool. text: the arguments of a function, or the input of a custom tool."""
-    known = {"id": item_id, "type": call_kind(origin), "status": status, "call_id": call_id, "name": origin.name}
+    known = {"id": item_id, "type": _call_kind(origin), "status": status, "call_id": call_id, "name": origin.name}
     namespace = {"namespace": origin.namespace} if origin.namespace else {}
     return known | namespace | {"input" if origin.is_custom else "arguments": text}
 
 
-def status_of(call: ToolCall) -> Status:
+def _call_status(call: ToolCall) -> Status:
     """Return the status of a call that has ended: a stop text may have cut its arguments off."""
     return "completed" if call.is_whole else "incomplete"
 
 
-def has_message(message: ParsedMessage) -> bool:
-    """Return whether a generated message has text of its own: blanks around calls are none, and nothing at all is one."""
-    return bool(message.content.strip()) or not (message.tool_calls or message.reasoning_content)
-
-
-def output_of(message: ParsedMessage, logprobs: Sequence[ChatLogprob], names: ToolNames, *, is_cut: bool) -> list[Item]:
+def _output(message: ParsedMessage, logprobs: Sequence[ChatLogprob], names: ToolNames, *, is_cut: bool) -> list[Item]:
     """Return the items of a generated message: thinking, text, calls. is_cut: whether the last one is incomplete."""
     items: list[Item] = []
-    if message.reasoning_content:
-        items.append(reasoning_item(new_item_id("reasoning"), [reasoning_part(message.reasoning_content)], "completed"))
-    if has_message(message):
-        items.append(message_item(new_item_id("message"), [text_part(message.content, logprobs)], "completed"))
-    items += [_whole_call(call, names.origin_of(call.name)) for call in message.tool_calls]
+    thinking, calls = message.reasoning_content, message.tool_calls
+    if thinking:
+        items.append(_item("reasoning", new_item_id("reasoning"), [_part("reasoning", thinking)], "completed"))
+    if message.content.strip() or not (calls or thinking):  # blanks around calls are no text
+        items.append(
+            _item("message", new_item_id("message"), [_part("message", message.content, logprobs)], "completed")
+        )
+    for call in calls:
+        origin = names.origin_of(call.name)
+        text = custom_input_of(call.arguments) if origin.is_custom else call.arguments
+        items.append(_call_item(new_item_id(_call_kind(origin)), call.id, origin, text, _call_status(call)))
     if is_cut:
         items[-1]["status"] = "incomplete"
     return items
-
-
-def _whole_call(call: ToolCall, origin: ToolOrigin) -> Item:
-    text = custom_input_of(call.arguments) if origin.is_custom else call.arguments
-    return call_item(new_item_id(call_kind(origin)), call.id, origin, text, status_of(call))
 
 
 _MAX_UNFOUND_BYTES = 1 << 16  # so that looking for a text stays fast
@@ -272,7 +252,11 @@ _MAX_UNFOUND_BYTES = 1 << 16  # so that looking for a text stays fast
 class _OpenCall:
     """A call that grows.
 
-    delta: its first one. origin: the tool that it is of. arguments: pieces of the function's. input: of a custom tool.
+    Attributes:
+        delta: Its first delta.
+        origin: The tool that it calls.
+        arguments: Pieces of the function's arguments.
+        input: The input of a custom tool.
     """
 
     delta: ToolCallDelta
@@ -282,12 +266,8 @@ class _OpenCall:
 
     @property
     def event_name(self) -> str:
-        """Return the common part of the names of its events."""
+        """The common part of the names of its events."""
         return "function_call_arguments" if self.input is None else "custom_tool_call_input"
-
-    def grown(self, arguments: str) -> str:
-        """Return the text that a piece of the arguments adds to the item."""
-        return arguments if self.input is None else self.input.feed(arguments)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -304,13 +284,11 @@ class _OpenItem:
     def item(self, status: Status, *, has_content: bool) -> Item:
         text = "".join(self.texts)
         if self.call is not None:
-            call = self.call
-            return call_item(self.id, call.delta.id, call.origin, text if has_content else "", status)
-        parts = [self.part(text)] if has_content else []
-        return (message_item if self.kind == "message" else reasoning_item)(self.id, parts, status)
+            return _call_item(self.id, self.call.delta.id, self.call.origin, text if has_content else "", status)
+        return _item(self.kind, self.id, [self.part(text)] if has_content else [], status)
 
     def part(self, text: str) -> Item:
-        return text_part(text, self.logprobs) if self.kind == "message" else reasoning_part(text)
+        return _part(self.kind, text, self.logprobs)
 
 
 class ResponseEvents(EventWriter):
@@ -367,7 +345,8 @@ class ResponseEvents(EventWriter):
         """Return the events that report an error at the end of the stream. Changes nothing: one may be made in advance."""
         output = self._output_with_open("incomplete")
         members = {"code": api_error.code, "message": api_error.message, "param": api_error.param}
-        body = self.head.body("failed", output, error=failure_of(api_error))
+        code = "rate_limit_exceeded" if api_error.status == 429 else "server_error"
+        body = self.head.body("failed", output, error={"code": code, "message": api_error.message})
         number = self.num_events
         return _event("error", number, **members) + _event("response.failed", number + 1, response=body)
 
@@ -413,11 +392,12 @@ class ResponseEvents(EventWriter):
             events = self._close("completed")
             origin = self.head.names.origin_of(delta.name)
             call = _OpenCall(delta=delta, origin=origin, input=CustomInput() if origin.is_custom else None)
-            item = self._begin(call_kind(origin), call)
+            item = self._begin(_call_kind(origin), call)
             events.append(self._added(item))
         assert item.call is not None  # noqa: S101 - it was begun with one
         item.call.arguments.append(delta.arguments)
-        return [*events, *self._of_input(item, item.call.grown(delta.arguments))]
+        grown = delta.arguments if item.call.input is None else item.call.input.feed(delta.arguments)
+        return [*events, *self._of_input(item, grown)]
 
     def _of_input(self, item: _OpenItem, piece: str) -> list[bytes]:
         if not piece or item.call is None:
@@ -453,7 +433,7 @@ class ResponseEvents(EventWriter):
             events += self._of_input(item, call.input.finish())
         text = "".join(item.texts)
         if call is not None and status == "completed":
-            status = status_of(ToolCall(call.delta.name, "".join(call.arguments)))
+            status = _call_status(ToolCall(call.delta.name, "".join(call.arguments)))
         done = item.item(status, has_content=True)
         self._output.append(done)
         where: dict[str, Any] = {"item_id": item.id, "output_index": item.index}
@@ -478,7 +458,7 @@ class ResponseEvents(EventWriter):
         is_cut = reason == FinishReason.LENGTH
         events += self._close("incomplete" if is_cut else "completed")
         warnings = [] if chunk.warning is None else [str(chunk.warning)]
-        body = self.head.ended(self._output, reason, usage_of(usage, self._num_reasoning), warnings)
+        body = self.head.ended(self._output, reason, _usage(usage, self._num_reasoning), warnings)
         timings = final_timings(usage, usage.completion_tokens)
         name = "response.incomplete" if is_cut else "response.completed"
         return [*events, self._event(name, response=body, timings=timings)]
