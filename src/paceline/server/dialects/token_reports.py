@@ -63,9 +63,11 @@ class LogprobColumnsBuilder:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
 
-    def write(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> LogprobColumns:
-        """Return the columns of the next tokens."""
-        columns = LogprobColumns()
+    def write(
+        self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None], columns: LogprobColumns | None = None
+    ) -> LogprobColumns:
+        """Add the next tokens to columns, by default empty ones, and return the columns."""
+        columns = LogprobColumns() if columns is None else columns
         for token, scored in zip(ids, logprobs, strict=True):
             columns.tokens.append(spelling(self._token_pieces[token]))
             columns.token_logprobs.append(None if scored is None else finite(scored.own))

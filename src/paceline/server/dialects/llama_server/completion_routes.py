@@ -56,7 +56,7 @@ from paceline.server.running_request import (
 )
 from paceline.server.service import Service
 from paceline.server.sse import EventStream, EventWriter
-from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
+from paceline.streaming import FinishReason, StreamChunk, Usage
 from paceline.streaming.chunk import Completion
 
 
@@ -150,6 +150,10 @@ class ChoiceState:
         """Number of drawn tokens, including the tokens of its stop."""
         return len(self.token_ids) + self.num_stop_tokens
 
+    def end(self, reason: FinishReason, stop: str | int | None, stop_token_ids: Sequence[int]) -> None:
+        """Note the end of the choice."""
+        self.finish_reason, self.stop, self.num_stop_tokens = reason, stop, len(stop_token_ids)
+
 
 class CompletionRenderer(EventWriter):
     """Renders the response to one request, whole or as the events of a stream."""
@@ -209,9 +213,11 @@ class CompletionRenderer(EventWriter):
             sequence = self._sequence(completion.index, choice.index)
             sequence.token_ids = list(choice.token_ids)
             sequence.has_new_line = "\n" in choice.text
-            self._end(sequence, choice.finish_reason, choice.stop, len(choice.stop_token_ids))
+            sequence.end(choice.finish_reason, choice.stop, choice.stop_token_ids)
             tokens = sequence.token_ids if self._request.return_tokens else []
-            probabilities = self._probabilities(choice.token_ids, choice.logprobs or ())
+            probabilities = None
+            if self._logprobs is not None and choice.logprobs:
+                probabilities = self._logprobs.entries(choice.token_ids, choice.logprobs)
             yield self._final(sequence, completion.usage, choice.text, tokens, probabilities)
 
     # ---- streamed
@@ -226,7 +232,7 @@ class CompletionRenderer(EventWriter):
             parts = (chunk,) if sequence.splitter is None else sequence.splitter.split(chunk)
             yield from (_encode(self._partial(sequence, part)) for part in parts)
         if chunk.finish_reason is not None:
-            self._end(sequence, chunk.finish_reason, chunk.stop, len(chunk.stop_token_ids))
+            sequence.end(chunk.finish_reason, chunk.stop, chunk.stop_token_ids)
         if chunk.usage is not None and chunk.finish_reason is not None:
             for choice in range(self._num_choices):  # one that failed has no reason; the stream's error follows
                 yield _encode(self._final(self._sequence(prompt, choice), chunk.usage, "", [], None))
@@ -267,13 +273,6 @@ class CompletionRenderer(EventWriter):
 
     def _sequence(self, prompt: int, choice: int) -> ChoiceState:
         return self.sequences[prompt * self._num_choices + choice]
-
-    @staticmethod
-    def _end(sequence: ChoiceState, reason: FinishReason, stop: str | int | None, num_stop_tokens: int) -> None:
-        sequence.finish_reason, sequence.stop, sequence.num_stop_tokens = reason, stop, num_stop_tokens
-
-    def _probabilities(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[dict[str, Any]] | None:
-        return None if self._logprobs is None or not logprobs else self._logprobs.entries(ids, logprobs)
 
     def _final(
         self,
@@ -469,15 +468,11 @@ class _RunningCompletion:
         async with running_request:
             renderer, source = await self.start(running_request)
             completions = await collect(source, self._request.params)
-        if self._is_large(completions):
+        params, prompts = self._request.params, self._request.prompts
+        is_large = sum(map(len, prompts)) > _MANY_TOKENS or len(completions) * params.n > _MANY_CHOICES
+        if is_large or params.logprobs is not None:
             return await large_json_response(await asyncio.to_thread(renderer.whole, completions))
         return json_response(renderer.whole(completions))
-
-    def _is_large(self, completions: Sequence[Completion]) -> bool:
-        params, prompts = self._request.params, self._request.prompts
-        if params.logprobs is not None or sum(map(len, prompts)) > _MANY_TOKENS:
-            return True
-        return len(completions) * params.n > _MANY_CHOICES
 
     def release(self) -> None:
         """Release the slots, each with the tokens of its sequence."""

@@ -23,7 +23,6 @@ from paceline.chat import ChatOptions, Turn, next_turn, prepare_chat
 from paceline.demo import demo_model_path
 from paceline.errors import InvalidParams, PacelineError, Unsupported
 from paceline.request import RequestOptions
-from paceline.runtime import Tokenizer
 from paceline.sampling_table import API_DEFAULTS
 from paceline.server.api_errors import (
     DEFAULT_RETRY_S,
@@ -187,7 +186,12 @@ async def detokenize(body: DetokenizeBody, request: Request) -> Response:
     """Return `content`: the text, control tokens included; and the same as `prompt`, the name that vLLM has for it."""
     service = Service.of(request.scope)
     tokenizer = service.engine().tokenizer
-    text = await asyncio.to_thread(_detokenize, tokenizer, body)
+
+    def decode() -> str:
+        ids = [] if body.tokens is None else without_fractions(body.tokens)
+        return tokenizer.decode(validation.token_ids("tokens", ids, tokenizer.n_vocab), special=True)
+
+    text = await asyncio.to_thread(decode)
     return await large_json_response({"content": text, "prompt": text} | _warnings(service, body))
 
 
@@ -300,11 +304,6 @@ def _text_tokens(service: Service, body: TokenizeBody) -> bytes:
     return encode_in_parts({"tokens": tokens} | _warnings(service, body))
 
 
-def _detokenize(tokenizer: Tokenizer, body: DetokenizeBody) -> str:
-    ids = [] if body.tokens is None else without_fractions(body.tokens)
-    return tokenizer.decode(validation.token_ids("tokens", ids, tokenizer.n_vocab), special=True)
-
-
 def _piece_body(piece: bytes) -> str | list[int]:
     try:
         return piece.decode()
@@ -333,11 +332,23 @@ async def embed(body: EmbeddingBody, request: Request) -> Response:
         truncate=truncate_side(body.truncate),
         parse_special=True,
     )
-    field, value = _input(body)
+    field, value = ("content", body.content) if body.input is None else ("input", body.input)
+    if body.encoding_format not in (None, "float", "base64"):
+        raise invalid_request("encoding_format must be float or base64", "encoding_format")
+    if value is None:
+        raise invalid_request('"input" or "content" must be provided', "content")
     rows, _ = await embed_inputs(request, field, value, service.settings.pooling, options, with_media=True)
-    return await large_json_response(
-        await asyncio.to_thread(_embedding_body, rows, body, service.settings.embd_normalize, warnings)
-    )
+    kind = service.settings.embd_normalize if body.embd_normalize is None else body.embd_normalize
+
+    def shaped() -> list[dict[str, Any]]:
+        arrays = enumerate(map(np.asarray, rows))  # of two dimensions: the vectors of tokens, which are not normalised
+        lists = ((at, row.tolist() if row.ndim == 2 else [normalize_as(row, kind).tolist()]) for at, row in arrays)
+        return [{"index": at, "embedding": vectors} for at, vectors in lists]
+
+    vectors = await asyncio.to_thread(shaped)
+    if warnings:
+        vectors[0]["warnings"] = warnings  # a list has no other place for it
+    return await large_json_response(vectors)
 
 
 @ROUTES.post("/rerank", summary="Rank documents by how well they fit a query")
@@ -367,32 +378,6 @@ async def rerank(body: RerankBody, request: Request) -> Response:
         return await large_json_response(_tei_body(found, documents, warnings, with_text=bool(body.return_text)))
     reply = _jina_body(found, body, service.names[0], num_tokens, warnings)
     return await large_json_response({"id": f"rerank-{RequestContext.of(request.scope).request_id}"} | reply)
-
-
-def _input(body: EmbeddingBody) -> tuple[str, Any]:
-    field, value = ("content", body.content) if body.input is None else ("input", body.input)
-    if body.encoding_format not in (None, "float", "base64"):
-        raise invalid_request("encoding_format must be float or base64", "encoding_format")
-    if value is None:
-        raise invalid_request('"input" or "content" must be provided', "content")
-    return field, value
-
-
-def _embedding_body(
-    rows: Sequence[Any], body: EmbeddingBody, embd_normalize: int, warnings: list[str]
-) -> list[dict[str, Any]]:
-    kind = embd_normalize if body.embd_normalize is None else body.embd_normalize
-    shaped: list[dict[str, Any]] = [
-        {"index": index, "embedding": _vector_lists(np.asarray(row), kind)} for index, row in enumerate(rows)
-    ]
-    if warnings:
-        shaped[0]["warnings"] = warnings  # a list has no other place for it
-    return shaped
-
-
-def _vector_lists(row: Any, kind: int) -> list[list[float]]:
-    """Return a text's normalised vector, or the vectors of its tokens, which are not normalised."""
-    return row.tolist() if row.ndim == 2 else [normalize_as(row, kind).tolist()]
 
 
 def _document_texts(field: str, documents: list[Any]) -> list[str]:
@@ -482,7 +467,9 @@ async def read(request: Request, conv_id: ConversationId = "", offset: Offset = 
         raise ApiException(_LOADING)
     if stream is None:
         raise invalid_request("Stream not found or expired", "conv_id", "stream_not_found", status=404)
-    start = _parse_offset(offset)
+    if offset and not (offset.isascii() and offset.isdigit()):
+        raise invalid_request(f"Invalid 'from' offset: {offset!r}", "from")
+    start = int(offset or "0")
     if start < stream.dropped_bytes:
         raise ApiException(LOST)
     return LiveEvents(stream.reading(start), stream.media_type)
@@ -512,12 +499,6 @@ def _required(conversation_id: str) -> str:
     if not conversation_id:
         raise invalid_request("Missing conversation id: conv_id must be given in the query", "conv_id")
     return conversation_id
-
-
-def _parse_offset(text: str) -> int:
-    if text and not (text.isascii() and text.isdigit()):
-        raise invalid_request(f"Invalid 'from' offset: {text!r}", "from")
-    return int(text or "0")
 
 
 def _described(stream: ResumableStream) -> dict[str, Any]:

@@ -414,8 +414,8 @@ def completion_body(reply: OpenAIReply, completions: Sequence[Completion]) -> by
             columns = None
             if reply.num_top is not None and choice.logprobs is not None:
                 writer = LogprobColumnsBuilder(reply.text_pieces, reply.token_pieces, reply.num_top)
-                echoed = echo_columns(reply, prompt, scores, writer)
-                columns = _join(echoed, writer.write(choice.token_ids, choice.logprobs))
+                echoed = _echoed_columns(reply, prompt, scores, writer)
+                columns = writer.write(choice.token_ids, choice.logprobs, echoed)
             choices.append(
                 choice_body(
                     prompt * reply.n + choice.index,
@@ -429,24 +429,14 @@ def completion_body(reply: OpenAIReply, completions: Sequence[Completion]) -> by
     return reply.encode(choices, [completion.usage for completion in completions])
 
 
-def echo_columns(
+def _echoed_columns(
     reply: OpenAIReply, prompt: int, scores: Sequence[TokenLogprobs], writer: LogprobColumnsBuilder
 ) -> LogprobColumns:
-    """Return the columns of an echoed prompt; empty columns without echo."""
-    if not reply.echoes:
-        return LogprobColumns()
-    columns = writer.write(reply.prompts[prompt], (None, *scores))
-    writer.end_prompt()
+    columns = LogprobColumns()
+    if reply.echoes:
+        writer.write(reply.prompts[prompt], (None, *scores), columns)
+        writer.end_prompt()
     return columns
-
-
-def _join(first: LogprobColumns, second: LogprobColumns) -> LogprobColumns:
-    return LogprobColumns(
-        first.tokens + second.tokens,
-        first.token_logprobs + second.token_logprobs,
-        first.top_logprobs + second.top_logprobs,
-        first.text_offset + second.text_offset,
-    )
 
 
 class CompletionStream(ChoiceStream[StreamChunk]):
@@ -469,8 +459,8 @@ class CompletionStream(ChoiceStream[StreamChunk]):
             self._writers[index] = writer
         logprobs = None
         if reply.num_top is not None:
-            before = echo_columns(reply, prompt, scores, writer) if is_first else LogprobColumns()
-            logprobs = _join(before, writer.write(chunk.token_ids, chunk.logprobs))
+            before = _echoed_columns(reply, prompt, scores, writer) if is_first else LogprobColumns()
+            logprobs = writer.write(chunk.token_ids, chunk.logprobs, before)
         if is_first:
             extras = prompt_extras(reply, prompt, scores, chunk.token_ids)
         else:

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from paceline import validation
-from paceline.chat import ChatOptions, Turn, next_turn
+from paceline.chat import Turn, next_turn
 from paceline.engine.adapters import LoraAdapter
 from paceline.engine.prompts import Prompt, is_batch
 from paceline.errors import AdapterError, AdapterInUse, AdapterNotFound, InvalidParams, InvalidType, PacelineError
@@ -136,6 +136,7 @@ def _chat_generation(
     service: Service, body: OpenAIChatBody, parsed: ParsedRequest, media: RequestMedia
 ) -> ChatGeneration:
     streaming = bool(body.stream)
+    kwargs = service.template_variables(body.chat_template_kwargs or {}, body.reasoning_effort)
 
     def reply(running: RunningChat) -> OpenAIReply:
         return reply_to(
@@ -165,7 +166,7 @@ def _chat_generation(
         streaming=streaming,
         reply=reply,
         make_turn=make_turn,
-        chat=chat_options(service, body),
+        chat=chat_options_of(body, body.tools, body.tool_choice, kwargs, service.settings.reasoning_format),
         reports_progress=streaming and body.return_progress is True,
     )
 
@@ -173,12 +174,6 @@ def _chat_generation(
 def _naming_field(body: OpenAIChatBody) -> AbstractContextManager[None]:
     schema = "json_schema" if body.response_format is None else "response_format"
     return naming_param(OpenAIChatBody.model_fields, kwargs="chat_template_kwargs", json_schema=schema)
-
-
-def chat_options(service: Service, body: OpenAIChatBody) -> ChatOptions:
-    """Return the tools of a body and how its message is thought and rendered."""
-    kwargs = service.template_variables(body.chat_template_kwargs or {}, body.reasoning_effort)
-    return chat_options_of(body, body.tools, body.tool_choice, kwargs, service.settings.reasoning_format)
 
 
 def list_prompts(body: OpenAICompletionBody, tokenizer: Any, images: MarkedImages) -> list[Prompt]:

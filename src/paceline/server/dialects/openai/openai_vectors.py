@@ -65,22 +65,16 @@ async def embed(body: OpenAIEmbeddingBody, request: Request) -> Response:
         warnings = (*body.field_warnings(strict=service.settings.strict_fields), *model_warning(service, body.model))
         check_embedding_body(body, engine.model.n_embd_out)
         options = parse_embedding_options(body, embedding_input_options(service, request, body.model))
-        pooling = _pooling(body, service)
+        pooling = service.settings.pooling if body.pooling is None else body.pooling
+        if pooling in ("none", "rank"):
+            raise Unsupported(
+                f"the server was started with --pooling {pooling}, which makes no embedding; set pooling to mean"
+            )
         rows, num_tokens = await embed_inputs(request, "input", body.input, pooling, options, with_media=True)
     name = service.names[0] if body.model is None else body.model
     members = {"model": name, **warned(warnings)}
     content = await asyncio.to_thread(embedding_body, rows, body, num_tokens, members)
     return Response(content, media_type="application/json")
-
-
-def _pooling(body: OpenAIEmbeddingBody, service: Service) -> str | None:
-    """Return the request's pooling, else the server's. Raises `Unsupported` if that yields no single vector."""
-    pooling = service.settings.pooling if body.pooling is None else body.pooling
-    if pooling in ("none", "rank"):
-        raise Unsupported(
-            f"the server was started with --pooling {pooling}, which makes no embedding; set pooling to mean"
-        )
-    return pooling
 
 
 def check_embedding_body(body: OpenAIEmbeddingBody, n_embd: int) -> None:

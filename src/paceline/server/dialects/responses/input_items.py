@@ -130,9 +130,9 @@ class _ItemReader:
         self._find, self._warnings = find, warnings
         self._readers: Mapping[str, Callable[[str, Mapping[Any, Any]], Item]] = {
             "message": self._message,
-            "function_call": self._function_call,
+            "function_call": self._call,
             "function_call_output": self._call_output,
-            "custom_tool_call": self._custom_call,
+            "custom_tool_call": self._call,
             "custom_tool_call_output": self._call_output,
             "reasoning": self._reasoning,
         }
@@ -153,14 +153,14 @@ class _ItemReader:
             self._note_members(place, item, _MEMBERS[kind], f"an item of the type {kind}")
         read, status = self._readers.get(kind, self._other), item.get("status")
         return {
-            "id": _identifier(f"{place}.id", item.get("id")) or new_item_id(kind),
+            "id": _optional_text(place, item, "id") or new_item_id(kind),
             "type": kind,
             "status": "completed" if status is None else validation.choice(f"{place}.status", status, STATUSES),
             **read(place, item),
         }
 
     def _referenced(self, place: str, item: Mapping[Any, Any]) -> Item:
-        wanted = _identifier(f"{place}.id", item.get("id"))
+        wanted = _optional_text(place, item, "id")
         if not wanted:
             raise InvalidParams(f"{place} must be an item with a type, or a message with a role")
         found = self._find(wanted)
@@ -224,15 +224,16 @@ class _ItemReader:
         texts = {name: validation.text(f"{place}.{name}", given[name]) for name in known if name in given}
         return {"type": kind} | texts
 
-    def _function_call(self, place: str, item: Mapping[Any, Any]) -> Item:
-        arguments = item.get("arguments")
-        text = "" if arguments is None else validation.text(f"{place}.arguments", arguments)
-        return {**_call_head(place, item), "arguments": text}
-
-    def _custom_call(self, place: str, item: Mapping[Any, Any]) -> Item:
-        given = item.get("input")
-        text = "" if given is None else validation.text(f"{place}.input", given)
-        return {**_call_head(place, item), "input": text}
+    def _call(self, place: str, item: Mapping[Any, Any]) -> Item:
+        call: Item = {}
+        for name in ("call_id", "name"):
+            call[name] = validation.text(f"{place}.{name}", item.get(name))
+            if not call[name]:
+                raise InvalidParams(f"{place}.{name} must not be empty")
+        if namespace := _optional_text(place, item, "namespace"):
+            call["namespace"] = namespace
+        given = "input" if item["type"] == "custom_tool_call" else "arguments"
+        return {**call, given: _optional_text(place, item, given)}
 
     def _call_output(self, place: str, item: Mapping[Any, Any]) -> Item:
         output = item.get("output")
@@ -254,9 +255,7 @@ class _ItemReader:
         return {**names, "output": output}
 
     def _reasoning(self, place: str, item: Mapping[Any, Any]) -> Item:
-        encrypted = item.get("encrypted_content")
-        if encrypted is not None:
-            validation.text(f"{place}.encrypted_content", encrypted)
+        _optional_text(place, item, "encrypted_content")
         return {
             "summary": _reasoning_parts(f"{place}.summary", item.get("summary"), "summary_text"),
             "content": _reasoning_parts(f"{place}.content", item.get("content"), "reasoning_text"),
@@ -277,17 +276,6 @@ class _ItemReader:
         elif not is_call(kind) and kind != "additional_tools":
             self._warnings.add(place, f"the item {kind[:80]!r} is left out: it has nothing that this model can read")
         return dict(members)
-
-
-def _call_head(place: str, item: Mapping[Any, Any]) -> Item:
-    head = {
-        "call_id": _needed(f"{place}.call_id", item.get("call_id")),
-        "name": _needed(f"{place}.name", item.get("name")),
-    }
-    namespace = item.get("namespace")
-    if namespace is not None and validation.text(f"{place}.namespace", namespace):
-        head["namespace"] = namespace
-    return head
 
 
 def _checked_audio(place: str, value: object) -> Item:
@@ -313,15 +301,8 @@ def _reasoning_parts(place: str, parts: object, kind: str) -> list[Item]:
     return checked
 
 
-def _needed(place: str, value: object) -> str:
-    text = validation.text(place, value)
-    if not text:
-        raise InvalidParams(f"{place} must not be empty")
-    return text
-
-
-def _identifier(place: str, value: object) -> str:
-    return "" if value is None else validation.text(place, value)
+def _optional_text(place: str, item: Mapping[Any, Any], name: str) -> str:
+    return "" if item.get(name) is None else validation.text(f"{place}.{name}", item[name])
 
 
 # Members of calls that are neither arguments nor results.

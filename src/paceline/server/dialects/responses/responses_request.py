@@ -127,17 +127,7 @@ class ResponsesBody(ChatFields):
 
 def value_warnings(body: ResponsesBody) -> list[str]:
     """Return a warning for each value that is ignored. Raises `InvalidParams` for invalid values."""
-    _check_metadata(body.metadata)
-    if body.truncation not in (None, "auto", "disabled"):
-        raise InvalidParams(f"truncation must be 'auto' or 'disabled', not {body.truncation!r:.80}")
-    if body.max_output_tokens == 0:
-        raise InvalidParams("max_output_tokens must be at least 1, or -1 for no limit, not 0")
-    return [*_reasoning_warnings(body.reasoning), *_include_warnings(body)]
-
-
-def _check_metadata(metadata: Mapping[str, Any] | None) -> None:
-    if not metadata:
-        return
+    metadata = body.metadata or {}
     if len(metadata) > _MAX_METADATA:
         raise InvalidParams(f"metadata must have at most {_MAX_METADATA} entries, not {len(metadata)}")
     for name, value in metadata.items():
@@ -145,18 +135,15 @@ def _check_metadata(metadata: Mapping[str, Any] | None) -> None:
             raise InvalidParams(f"metadata has a name of {len(name)} characters, and may have {_MAX_KEY}")
         if not isinstance(value, str) or len(value) > _MAX_VALUE:
             raise InvalidParams(f"metadata[{name!r}] must be a text of at most {_MAX_VALUE} characters")
-
-
-def _reasoning_warnings(reasoning: ReasoningConfig | None) -> list[str]:
-    if reasoning is None or not (reasoning.summary or reasoning.generate_summary):
-        return []
-    return ["reasoning.summary: no summary is made; the item has the thinking itself as its content"]
-
-
-def _include_warnings(body: ResponsesBody) -> list[str]:
-    include = body.include or []
-    others = list(dict.fromkeys(name[:80] for name in include if name != LOGPROBS))
-    warnings = [f"include: {name} has no effect here and was ignored" for name in others]
+    if body.truncation not in (None, "auto", "disabled"):
+        raise InvalidParams(f"truncation must be 'auto' or 'disabled', not {body.truncation!r:.80}")
+    if body.max_output_tokens == 0:
+        raise InvalidParams("max_output_tokens must be at least 1, or -1 for no limit, not 0")
+    warnings, reasoning, include = [], body.reasoning, body.include or []
+    if reasoning is not None and (reasoning.summary or reasoning.generate_summary):
+        warnings.append("reasoning.summary: no summary is made; the item has the thinking itself as its content")
+    others = dict.fromkeys(name[:80] for name in include if name != LOGPROBS)
+    warnings += [f"include: {name} has no effect here and was ignored" for name in others]
     if body.top_logprobs and LOGPROBS not in include:
         warnings.append(f"top_logprobs has no effect if include does not have {LOGPROBS} and was ignored")
     return warnings

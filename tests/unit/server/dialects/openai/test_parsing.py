@@ -21,10 +21,10 @@ from paceline.server.dialects.openai.openai_requests import (
     OpenAIChatBody,
     OpenAICompletionBody,
     ParsedRequest,
+    chat_options_of,
     parse_chat,
     parse_completion,
 )
-from paceline.server.dialects.openai.openai_routes import chat_options
 from paceline.server.service import Service
 from paceline.server.settings import ServerSettings
 
@@ -541,11 +541,12 @@ def test_an_error_that_names_no_field_stays_as_it_is() -> None:
 def test_a_budget_of_thinking_has_two_names(body: dict[str, Any], budget: int | None) -> None:
     """The first one wins, as in llama-server; -1 leaves it to the server."""
     service: Any = Service(ServerSettings(reasoning_budget=7, reasoning_budget_message="So."))
-    options = chat_options(service, OpenAIChatBody.model_validate({"messages": [], **body}))
+    options = chat_options_of(OpenAIChatBody.model_validate({"messages": [], **body}), None, None, {}, "auto")
     assert options.thinking_budget == budget
     resolved = service.chat_options(options)
     assert (resolved.thinking_budget, resolved.thinking_message) == (7 if budget is None else budget, "So.")
-    own = chat_options(service, OpenAIChatBody.model_validate({"messages": [], "reasoning_budget_message": "Now."}))
+    asked = OpenAIChatBody.model_validate({"messages": [], "reasoning_budget_message": "Now."})
+    own = chat_options_of(asked, None, None, {}, "auto")
     assert service.chat_options(own).thinking_message == "Now."
 
 
