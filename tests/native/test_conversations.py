@@ -121,6 +121,20 @@ def test_forks_go_on_by_themselves(llm: LLM) -> None:
     assert other.usage.cached_tokens >= len(other.messages[1]["content"].split())
 
 
+def test_a_subclass_with_other_parameters_forks(llm: LLM) -> None:
+    """A fork has the attributes of its conversation, and is not made by the class."""
+
+    class Pirate(Conversation):
+        def __init__(self, llm: LLM, ship: str) -> None:
+            super().__init__(llm, "You are a pirate.", **GREEDY)
+            self.ship = ship
+
+    talk = Pirate(llm, "Flint")
+    fork = talk.fork()
+    fork.say("Hello!")
+    assert (fork.ship, len(fork.messages), len(talk.messages)) == ("Flint", 3, 1)
+
+
 def test_the_last_turn_can_be_taken_back(llm: LLM) -> None:
     """With its text, to be said again; a system message stays when all is cleared."""
     talk = Conversation(llm, "You tell stories.", **GREEDY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import weakref
@@ -123,9 +124,8 @@ class _BaseConversation(Generic[AnyLLM]):
         Returns:
             The new conversation, with the same options.
         """
-        other = type(self)(self._llm, params=self._params, **self._options)
-        other._messages = list(self._messages)
-        other._history, other._before, other._fingerprint = self._history, self._before, self._fingerprint
+        other = copy.copy(self)  # a subclass may have other parameters than this class
+        other._messages, other._turn, other._open = list(self._messages), 0, None
         return other
 
     @classmethod
