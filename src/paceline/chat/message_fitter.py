@@ -11,6 +11,7 @@ Any thread, several at once.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import threading
@@ -18,7 +19,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import combinations
 from typing import Any, TypeAlias
 
 from paceline import validation
@@ -72,7 +72,7 @@ class _Kind:
         role: Its role.
         num_parts: Number of text parts, at most 2; 0: no text; -1: the content is no list.
         has_thoughts: Whether it has thinking.
-        calls: The spelling of the id and of the arguments of each of its first calls.
+        calls: Of each of its first calls, the spelling of the id, and whether its arguments are a text.
         result_id: The spelling of a result's id; empty: the message is no result.
         is_attached: Whether a result comes right after its call.
         repeats_id: Whether an id of its calls, or the id of the result, is that of an earlier message of the role.
@@ -82,7 +82,7 @@ class _Kind:
     role: str
     num_parts: int
     has_thoughts: bool
-    calls: tuple[str, ...]
+    calls: tuple[tuple[str, bool], ...]
     result_id: str
     is_attached: bool
     repeats_id: bool
@@ -244,7 +244,7 @@ def _unknown_role(role: str, place: int, reason: str) -> InvalidParams:
 
 @cache
 def _plans() -> tuple[Plan, ...]:
-    plans = (plan for size in range(_MOST_REWRITES + 1) for plan in combinations(_COSTS, size))
+    plans = (plan for size in range(_MOST_REWRITES + 1) for plan in itertools.combinations(_COSTS, size))
     return tuple(sorted(plans, key=lambda plan: sum(map(_COSTS.__getitem__, plan))))
 
 
@@ -369,39 +369,33 @@ def _check_traces(prompt: ChatPrompt, marks: Sequence[Sequence[str]], places: Se
 def _kinds_of(messages: Sequence[Message]) -> list[_Kind]:
     kinds, known = [], {"tool": set[str](), "assistant": set[str]()}
     for message, is_attached in zip(messages, attached_results(messages), strict=True):
-        ids = {message.get("tool_call_id", ""), *(call.get("id", "") for call in message.get("tool_calls", ()))} - {""}
-        before = known.get(message["role"], set())
-        kinds.append(_kind_of(message, is_attached=is_attached, repeats_id=not ids.isdisjoint(before)))
+        role, content, calls = message["role"], message["content"], message.get("tool_calls", ())
+        ids = {message.get("tool_call_id", ""), *(call.get("id", "") for call in calls)} - {""}
+        before = known.get(role, set())
+        if isinstance(content, str):
+            num_parts = -1 if content.strip() else 0
+        else:
+            num_parts = min(2, sum(1 for part in content if part["text"].strip()))
+        kind = _Kind(
+            role=role,
+            num_parts=num_parts,
+            has_thoughts=bool(message.get("reasoning_content")),
+            calls=tuple(
+                (_id_spelling(call.get("id")), isinstance(call["function"]["arguments"], str))
+                for call in calls[:_MAX_CALLS]
+            ),
+            result_id=_id_spelling(message.get("tool_call_id")) if role == "tool" else "",
+            is_attached=is_attached,
+            repeats_id=not ids.isdisjoint(before),
+            has_name="name" in message,
+        )
+        kinds.append(kind)
         before |= ids
     return kinds
 
 
-def _kind_of(message: Message, *, is_attached: bool, repeats_id: bool) -> _Kind:
-    content = message["content"]
-    is_result = message["role"] == "tool"
-    if isinstance(content, str):
-        num_parts = -1 if content.strip() else 0
-    else:
-        num_parts = min(2, sum(1 for part in content if part["text"].strip()))
-    return _Kind(
-        role=message["role"],
-        num_parts=num_parts,
-        has_thoughts=bool(message.get("reasoning_content")),
-        calls=tuple(map(_call_spelling, message.get("tool_calls", ())[:_MAX_CALLS])),
-        result_id=_id_spelling(message.get("tool_call_id")) if is_result else "",
-        is_attached=is_attached,
-        repeats_id=repeats_id,
-        has_name="name" in message,
-    )
-
-
 def _id_spelling(value: str | None) -> str:
     return "none" if not value else "short" if is_short_id(value) else "other"
-
-
-def _call_spelling(call: Mapping[str, Any]) -> str:
-    spelling = "text" if isinstance(call["function"]["arguments"], str) else "object"
-    return f"{_id_spelling(call.get('id'))} {spelling}"
 
 
 def _without_repetitions(kinds: Sequence[_Kind]) -> list[int]:
@@ -424,37 +418,37 @@ def _mark(number: int) -> str:
 _PLAIN: Message = {"role": "user", "content": _mark(0)}
 
 
-class _Marks:
-    """Hands out marks, and notes the marks of each message."""
-
-    def __init__(self) -> None:
-        self.of_messages: list[list[str]] = []
-        self._num_marks = 0
-
-    def next(self) -> str:
-        """Return a mark for the latest message."""
-        self._num_marks += 1
-        self.of_messages[-1].append(_mark(self._num_marks))
-        return self.of_messages[-1][-1]
-
-
 def _marked(shape: Sequence[_Kind]) -> tuple[list[Message], list[list[str]]]:
     """Return a conversation of a shape, and the marks of each of its messages."""
-    marks, messages = _Marks(), []
+    marks, messages = list[list[str]](), list[Message]()
+    numbers = itertools.count(1)
     unanswered: Iterator[str] = iter(())
     num_ids, latest = 0, {"assistant": 0, "tool": 0}
+
+    def mark() -> str:
+        marks[-1].append(_mark(next(numbers)))
+        return marks[-1][-1]
+
     for kind in shape:
-        marks.of_messages.append([])
-        message: Message = {"role": kind.role, "content": _marked_content(kind, marks)}
+        marks.append([])
+        content: Any = [{"type": "text", "text": mark()} for _ in range(kind.num_parts)]
+        if kind.num_parts <= 0:
+            content = mark() if kind.num_parts else ""
+        message: Message = {"role": kind.role, "content": content}
         if kind.has_thoughts:
             message["reasoning_content"] = "thoughts"
         if kind.has_name:
             message["name"] = "name"
         if kind.calls:
             number = latest["assistant"] = latest["assistant"] if kind.repeats_id else num_ids
-            calls = [_marked_call(spelling, index, marks) for index, spelling in enumerate(kind.calls, number)]
+            message["tool_calls"] = calls = list[dict[str, Any]]()
+            for index, (id_spelling, is_text) in enumerate(kind.calls, number):
+                name, arguments = mark(), {"argument": mark()}
+                function = {"name": name, "arguments": json.dumps(arguments) if is_text else arguments}
+                calls.append({"type": "function", "function": function})
+                if id_spelling != "none":
+                    calls[-1]["id"] = _id_of(id_spelling, index)
             num_ids += len(calls)
-            message["tool_calls"] = calls
             unanswered = iter([call.get("id", "") for call in calls])
         elif kind.result_id and kind.result_id != "none":
             known = next(unanswered, "") if kind.is_attached else ""
@@ -462,21 +456,7 @@ def _marked(shape: Sequence[_Kind]) -> tuple[list[Message], list[list[str]]]:
             message["tool_call_id"] = known or _id_of(kind.result_id, number)
             num_ids += 1
         messages.append(message)
-    return messages, marks.of_messages
-
-
-def _marked_content(kind: _Kind, marks: _Marks) -> str | list[dict[str, str]]:
-    if kind.num_parts <= 0:
-        return marks.next() if kind.num_parts else ""
-    return [{"type": "text", "text": marks.next()} for _ in range(kind.num_parts)]
-
-
-def _marked_call(spelling: str, number: int, marks: _Marks) -> dict[str, Any]:
-    id_spelling, arguments_spelling = spelling.split()
-    name, arguments = marks.next(), {"argument": marks.next()}
-    function = {"name": name, "arguments": json.dumps(arguments) if arguments_spelling == "text" else arguments}
-    call: dict[str, Any] = {"type": "function", "function": function}
-    return call if id_spelling == "none" else {**call, "id": _id_of(id_spelling, number)}
+    return messages, marks
 
 
 def _id_of(spelling: str, number: int) -> str:

@@ -52,6 +52,8 @@ def is_attachment(value: object) -> TypeGuard[Attachment]:
 
 def restored(kind: str, extent: MediaExtent, data: bytes, name: str) -> Attachment:
     """Return the attachment with these attributes, which another process has checked."""
-    if isinstance(extent, AudioExtent):
-        return Audio.restored(kind, extent, data, name)
-    return Image.restored(kind, extent, data, name)
+    made = Audio.__new__(Audio) if isinstance(extent, AudioExtent) else Image.__new__(Image)
+    made.format, made.data, made.name = kind, data, name
+    for field in extent.__struct_fields__:
+        setattr(made, field, getattr(extent, field))
+    return made

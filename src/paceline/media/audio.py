@@ -120,14 +120,6 @@ class Audio:
         """Return the file in base64."""
         return base64.b64encode(self.data).decode()
 
-    @classmethod
-    def restored(cls, kind: str, extent: AudioExtent, data: bytes, name: str) -> Audio:
-        """Return audio with these attributes, which another process has checked."""
-        audio = object.__new__(cls)
-        audio.format, audio.rate, audio.num_frames, audio.data = kind, extent.rate, extent.num_frames, data
-        audio.name = name
-        return audio
-
     @property
     def extent(self) -> AudioExtent:
         """The rate and length."""
@@ -144,8 +136,7 @@ class Audio:
         return hashlib.blake2b(self.data, digest_size=32, person=self.format.encode()).digest()
 
     def _take(self, header: AudioHeader) -> None:
-        self.data = header.data
-        self.format: str = header.format
+        self.data, self.format = header.data, str(header.format)
         self.rate, self.num_frames = header.rate, header.num_frames
 
     def __repr__(self) -> str:

@@ -103,20 +103,16 @@ def _chunks(data: bytes) -> tuple[int, int, int, int, int, int, int]:
                 raise damaged(f"it ends in the middle of its samples, {len(data) - at} bytes of {size}")
             return (*layout, at, end)
         if name == b"fmt ":
-            layout = _layout(data, at, size)
+            if size < 16 or at + size > len(data):
+                raise damaged("it ends in the middle of its header")
+            kind, channels, rate, _, frame_bytes, bits = struct.unpack_from("<HHIIHH", data, at)
+            if kind == _EXTENSIBLE:
+                if size < 40:
+                    raise damaged("it ends in the middle of its header")
+                (kind,) = struct.unpack_from("<H", data, at + 24)
+            layout = kind, channels, rate, frame_bytes, bits
         at += size + size % 2
     raise damaged(f"a WAV with more than {MAX_CHUNKS} chunks in front of its samples")
-
-
-def _layout(data: bytes, at: int, size: int) -> tuple[int, int, int, int, int]:
-    if size < 16 or at + size > len(data):
-        raise damaged("it ends in the middle of its header")
-    kind, channels, rate, _, frame_bytes, bits = struct.unpack_from("<HHIIHH", data, at)
-    if kind == _EXTENSIBLE:
-        if size < 40:
-            raise damaged("it ends in the middle of its header")
-        (kind,) = struct.unpack_from("<H", data, at + 24)
-    return kind, channels, rate, frame_bytes, bits
 
 
 _INFO_BYTES = 34
@@ -135,16 +131,6 @@ def read_flac(data: bytes) -> AudioHeader:
     if num_frames == 0:
         raise InvalidParams("a FLAC file must say how many samples it has, and this one does not; encode it to a file")
     check_audio(rate, channels, num_frames)
-    frames = data[_end_of_metadata(data) :]
-    if not frames:
-        raise damaged("it ends before its sound")
-    if len(frames) < -(-num_frames // _MAX_BLOCK) * _MIN_FRAME_BYTES:
-        raise damaged(f"it says that it has {num_frames} samples, which its {len(frames)} bytes of frames cannot hold")
-    start = b"fLaC" + bytes([_LAST]) + _INFO_BYTES.to_bytes(3) + info
-    return AudioHeader("flac", rate, channels, num_frames, start + frames)
-
-
-def _end_of_metadata(data: bytes) -> int:
     at = 4
     for _ in range(MAX_CHUNKS):
         if at + 4 > len(data):
@@ -152,8 +138,16 @@ def _end_of_metadata(data: bytes) -> int:
         kind = data[at]
         at += 4 + int.from_bytes(data[at + 1 : at + 4])
         if kind & _LAST:
-            return at
-    raise damaged(f"a FLAC with more than {MAX_CHUNKS} blocks of metadata")
+            break
+    else:
+        raise damaged(f"a FLAC with more than {MAX_CHUNKS} blocks of metadata")
+    frames = data[at:]
+    if not frames:
+        raise damaged("it ends before its sound")
+    if len(frames) < -(-num_frames // _MAX_BLOCK) * _MIN_FRAME_BYTES:
+        raise damaged(f"it says that it has {num_frames} samples, which its {len(frames)} bytes of frames cannot hold")
+    start = b"fLaC" + bytes([_LAST]) + _INFO_BYTES.to_bytes(3) + info
+    return AudioHeader("flac", rate, channels, num_frames, start + frames)
 
 
 _MAX_JUNK: Final = 1 << 14  # bytes outside of frames
@@ -180,16 +174,17 @@ class _Frame(msgspec.Struct, frozen=True):
     def num_samples(self) -> int:
         return 1152 if self.version == 1 else 576
 
-    @property
-    def tag_offset(self) -> int:
-        """Offset of the info tag of LAME and other encoders: after header, checksum and side information."""
-        side = (17 if self.channels == 1 else 32) if self.version == 1 else (9 if self.channels == 1 else 17)
-        return 4 + (0 if self.header & 1 << 16 else 2) + side
-
 
 def read_mp3(data: bytes) -> AudioHeader:
     """Read the headers of an MP3 file and drop its tags. Raises `InvalidParams`."""
-    begin = _first_frame(data)
+    begin, num_tags = 0, 0
+    while data[begin : begin + 3] == b"ID3" and len(data) >= begin + 10:
+        num_tags += 1
+        if num_tags > _MAX_TAGS:
+            raise damaged(f"an MP3 with more than {_MAX_TAGS} tags (ID3) in front of its frames")
+        size = sum((data[begin + 6 + index] & 0x7F) << 7 * (3 - index) for index in range(4))
+        begin += 10 + size + (10 if data[begin + 5] & 0x10 else 0)
+    begin = _next_frame(data, begin, _MAX_JUNK, None)
     first = _frame_at(data, begin)
     if first is None:
         raise damaged("an MP3 without frames")
@@ -202,18 +197,6 @@ def read_mp3(data: bytes) -> AudioHeader:
         num_frames = max(declared * first.num_samples - skipped, 0)
     check_audio(first.rate, first.channels, num_frames)
     return AudioHeader("mp3", first.rate, first.channels, num_frames, data[begin:end])
-
-
-def _first_frame(data: bytes) -> int:
-    """Return the offset of the first frame after the ID3v2 tags; another frame must follow it."""
-    at, num_tags = 0, 0
-    while data[at : at + 3] == b"ID3" and len(data) >= at + 10:
-        num_tags += 1
-        if num_tags > _MAX_TAGS:
-            raise damaged(f"an MP3 with more than {_MAX_TAGS} tags (ID3) in front of its frames")
-        size = sum((data[at + 6 + index] & 0x7F) << 7 * (3 - index) for index in range(4))
-        at += 10 + size + (10 if data[at + 5] & 0x10 else 0)
-    return _next_frame(data, at, _MAX_JUNK, None)
 
 
 def _next_frame(data: bytes, at: int, room: int, like: int | None) -> int:
@@ -250,7 +233,8 @@ def _declared_length(frame: bytes, first: _Frame) -> tuple[int | None, int]:
 
     The number of frames is None without an info tag, and 0 if the tag does not declare it.
     """
-    at = first.tag_offset
+    side = (17 if first.channels == 1 else 32) if first.version == 1 else (9 if first.channels == 1 else 17)
+    at = 4 + (0 if first.header & 1 << 16 else 2) + side  # after the header, its checksum and the side information
     if frame[at : at + 4] not in (b"Xing", b"Info") or len(frame) < at + 8:
         return None, 0
     flags = frame[at + 7]

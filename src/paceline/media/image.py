@@ -67,7 +67,13 @@ class Image:
         elif is_array(source):
             self._from_pixels(source)
         elif hasattr(source, "convert") and hasattr(source, "size"):
-            self._from_pil(source)
+            self.width, self.height = source.size
+            check_size(self.width, self.height)
+            self.format = "rgb"
+            try:
+                self.data = source.convert("RGB").tobytes()
+            except (OSError, ValueError, SyntaxError) as error:  # PIL reads its files late
+                raise InvalidParams(f"image cannot be read by PIL: {error}") from error
         else:
             raise InvalidType(
                 f"image must be a path, bytes, an image of PIL or a NumPy array, not {type(source).__name__}"
@@ -91,14 +97,6 @@ class Image:
         data = self.data if is_file else png_bytes(self.data, self.width, self.height)
         return f"data:image/{self.format if is_file else 'png'};base64,{base64.b64encode(data).decode()}"
 
-    @classmethod
-    def restored(cls, kind: str, extent: ImageExtent, data: bytes, name: str) -> Image:
-        """Return the image with these attributes, which another process has checked."""
-        image = object.__new__(cls)
-        image.format, image.width, image.height, image.data = kind, extent.width, extent.height, data
-        image.name = name
-        return image
-
     @property
     def extent(self) -> ImageExtent:
         """The size."""
@@ -113,9 +111,7 @@ class Image:
     def _from_file(self, data: bytes) -> None:
         check_bytes("image", len(data), MAX_IMAGE_BYTES)
         header = read_image_header(data)
-        self.data = data
-        self.format: str = header.format
-        self.width, self.height = header.width, header.height
+        self.data, self.format, self.width, self.height = data, str(header.format), header.width, header.height
 
     def _from_pixels(self, array: np.ndarray[Any, Any]) -> None:
         import numpy as np
@@ -132,15 +128,6 @@ class Image:
         check_size(self.width, self.height)
         self.format = "rgb"
         self.data = np.ascontiguousarray(np.broadcast_to(array[:, :, :3], (self.height, self.width, 3))).tobytes()
-
-    def _from_pil(self, image: Any) -> None:
-        self.width, self.height = image.size
-        check_size(self.width, self.height)
-        self.format = "rgb"
-        try:
-            self.data = image.convert("RGB").tobytes()
-        except (OSError, ValueError, SyntaxError) as error:  # PIL reads its files late
-            raise InvalidParams(f"image cannot be read by PIL: {error}") from error
 
     def __repr__(self) -> str:
         return f"Image({self.width} x {self.height}, {self.format})"
@@ -169,7 +156,6 @@ _OTHERS: Final = (
 )
 _MAX_SEGMENTS: Final = 4096
 _FILL: Final = re.compile(rb"\xff*")
-_CUT_HEADER = "the image file ends in the middle of its header"
 
 
 class ImageHeader(msgspec.Struct, frozen=True):
@@ -186,9 +172,11 @@ def read_image_header(data: bytes) -> ImageHeader:
     if known is None:
         raise InvalidParams(f"an image must be a PNG, JPEG, GIF or BMP file, not {kind_of(data, _OTHERS)}; convert it")
     try:
-        width, height = _SIZES[known](data)
+        width, height = _size(known, data)
     except (struct.error, IndexError):
-        raise InvalidParams(f"{_CUT_HEADER}: {len(data)} bytes of a {known.upper()}") from None
+        raise InvalidParams(
+            f"the image file ends in the middle of its header: {len(data)} bytes of a {known.upper()}"
+        ) from None
     check_size(width, height)
     return ImageHeader(known, width, height)
 
@@ -204,25 +192,22 @@ def check_size(width: int, height: int) -> None:
         )
 
 
-def _png_size(data: bytes) -> tuple[int, int]:
-    length, kind, width, height, *_ = struct.unpack_from(">I4sII5BI", data, 8)  # the chunk with its checksum
-    if kind != b"IHDR" or length != 13:
-        raise InvalidParams("the image file is damaged: a PNG must begin with the chunk IHDR")
+def _size(kind: ImageFormat, data: bytes) -> tuple[int, int]:
+    """Return the width and the height. Raises `struct.error` or `IndexError` if the header is cut off."""
+    match kind:
+        case "png":
+            length, name, width, height, *_ = struct.unpack_from(">I4sII5BI", data, 8)  # the chunk with its checksum
+            if name != b"IHDR" or length != 13:
+                raise InvalidParams("the image file is damaged: a PNG must begin with the chunk IHDR")
+        case "gif":
+            width, height = struct.unpack_from("<HH", data, 6)
+        case "bmp":
+            (header_bytes,) = struct.unpack_from("<I", data, 14)
+            width, height = struct.unpack_from("<HH" if header_bytes == 12 else "<ii", data, 18)
+            height = abs(height)  # negative if the rows go from top to bottom
+        case _:
+            width, height = _jpeg_size(data)
     return width, height
-
-
-def _gif_size(data: bytes) -> tuple[int, int]:
-    width, height = struct.unpack_from("<HH", data, 6)
-    return width, height
-
-
-def _bmp_size(data: bytes) -> tuple[int, int]:
-    (header_bytes,) = struct.unpack_from("<I", data, 14)
-    if header_bytes == 12:
-        width, height = struct.unpack_from("<HH", data, 18)
-        return width, height
-    width, height = struct.unpack_from("<ii", data, 18)
-    return width, abs(height)  # negative if the rows go from top to bottom
 
 
 def _jpeg_size(data: bytes) -> tuple[int, int]:
@@ -248,10 +233,6 @@ def _jpeg_size(data: bytes) -> tuple[int, int]:
     )
 
 
-_SIZES: Final = {"png": _png_size, "jpeg": _jpeg_size, "gif": _gif_size, "bmp": _bmp_size}
-
-
-_CUT_DATA: Final = "the image file is damaged: it ends in the middle of its data"
 # in a scan; 0 stands for a byte of 0xFF, and D0 to D7 restart. No repetition: a search through fill bytes would be quadratic
 _MARKER: Final = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")
 _MAX_MARKERS: Final = 1 << 16
@@ -264,15 +245,26 @@ def check_end(kind: str, data: bytes) -> None:
 
     A decoder would take the missing pixels for zeros.
     """
-    has_end = _CHECKS.get(kind)
-    if has_end is None:
-        return
     try:
-        is_whole = has_end(data)
+        match kind:
+            case "jpeg":
+                is_whole = _has_jpeg_end(data)
+            case "bmp":
+                is_whole = _has_bmp_rows(data)
+            case "gif":
+                at = 13 + _palette_bytes(data[10])
+                while data[at] == 0x21:  # an extension: its label, then blocks
+                    at = _end_of_blocks(data, at + 2)
+                if data[at] != 0x2C:
+                    raise InvalidParams("the image file is damaged: a GIF without an image")
+                _end_of_blocks(data, at + 11 + _palette_bytes(data[at + 9]))
+                return
+            case _:
+                return
     except (struct.error, IndexError):
         is_whole = False
     if not is_whole:
-        raise InvalidParams(_CUT_DATA)
+        raise InvalidParams("the image file is damaged: it ends in the middle of its data")
 
 
 def _has_bmp_rows(data: bytes) -> bool:
@@ -285,16 +277,6 @@ def _has_bmp_rows(data: bytes) -> bool:
     row = -(-width * bits // 8)
     stride = -(-row // 4) * 4
     return len(data) >= int(offset + stride * (abs(height) - 1) + row)
-
-
-def _has_gif_image(data: bytes) -> bool:
-    at = 13 + _palette_bytes(data[10])
-    while data[at] == 0x21:  # an extension: its label, then blocks
-        at = _end_of_blocks(data, at + 2)
-    if data[at] != 0x2C:
-        raise InvalidParams("the image file is damaged: a GIF without an image")
-    _end_of_blocks(data, at + 11 + _palette_bytes(data[at + 9]))
-    return True
 
 
 def _palette_bytes(flags: int) -> int:
@@ -326,19 +308,12 @@ def _has_jpeg_end(data: bytes) -> bool:
     raise InvalidParams(f"the image file is damaged: a JPEG with more than {_MAX_MARKERS} segments")
 
 
-_CHECKS: Final = {"bmp": _has_bmp_rows, "gif": _has_gif_image, "jpeg": _has_jpeg_end}
-
-
-_SIGNATURE: Final = b"\x89PNG\r\n\x1a\n"
-_RGB: Final = 2
-
-
 def png_bytes(pixels: bytes, width: int, height: int) -> bytes:
     """Return a PNG file of RGB pixels with 8 bits a channel, row by row."""
     row = 3 * width
     rows = b"".join(b"\0" + pixels[at : at + row] for at in range(0, row * height, row))  # 0: a row without a filter
-    header = struct.pack(">IIBBBBB", width, height, 8, _RGB, 0, 0, 0)
-    return _SIGNATURE + _chunk(b"IHDR", header) + _chunk(b"IDAT", zlib.compress(rows)) + _chunk(b"IEND", b"")
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 2: RGB
+    return b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", header) + _chunk(b"IDAT", zlib.compress(rows)) + _chunk(b"IEND", b"")
 
 
 def _chunk(kind: bytes, data: bytes) -> bytes:
