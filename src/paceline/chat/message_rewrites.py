@@ -179,26 +179,26 @@ def move_first_system(messages: list[Message]) -> list[Message]:
 
 def spell_lost_results(messages: list[Message]) -> list[Message]:
     """Make results without their calls texts of the user."""
-    attached = attached_results(messages)
-    return [
-        _spelt_result(message) if message["role"] == "tool" and not has_call else message
-        for message, has_call in zip(messages, attached, strict=True)
-    ]
+    attached = zip(messages, attached_results(messages), strict=True)
+    return [message if has_call else _with_spelt_result(message) for message, has_call in attached]
 
 
 def spell_results(messages: list[Message]) -> list[Message]:
     """Make all results texts of the user."""
-    return [_spelt_result(message) if message["role"] == "tool" else message for message in messages]
+    return [*map(_with_spelt_result, messages)]
 
 
 def spell_calls(messages: list[Message]) -> list[Message]:
     """Make all calls texts of the assistant."""
     rewritten = []
     for message in messages:
-        calls = "\n".join(map(_spelt_call, message.get("tool_calls", ())))
+        functions = (call["function"] for call in message.get("tool_calls", ()))
+        calls = [
+            f"Call of the tool {function['name']}: {spelt_arguments(function['arguments'])}" for function in functions
+        ]
         if calls:
             others = {name: value for name, value in message.items() if name != "tool_calls"}
-            rewritten.append({**others, "content": _joined(joined_text(message["content"]), calls)})
+            rewritten.append({**others, "content": _joined(joined_text(message["content"]), "\n".join(calls))})
         else:
             rewritten.append(message)
     return rewritten
@@ -278,16 +278,14 @@ def _next_id(given: str, taken: Counter[str]) -> str:
     return hashlib.sha256(f"{given} {number}".encode()).hexdigest()[:9]
 
 
-def _spelt_call(call: Mapping[str, Any]) -> str:
-    return f"Call of the tool {call['function']['name']}: {spelt_arguments(call['function']['arguments'])}"
-
-
 def spelt_arguments(arguments: Any) -> str:
     """Return arguments of a call as text, in which form they may be already."""
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
-def _spelt_result(message: Message) -> Message:
+def _with_spelt_result(message: Message) -> Message:
+    if message["role"] != "tool":
+        return message
     tool = f"the tool {message['name']}" if message.get("name") else "a tool"
     return {"role": "user", "content": f"Result of {tool}:\n\n{joined_text(message['content'])}"}
 
@@ -323,16 +321,22 @@ def for_template(messages: Sequence[Mapping[str, Any]], capabilities: Mapping[st
 
 def with_fitted_contents(messages: Sequence[Message], capabilities: Mapping[str, bool]) -> list[Message]:
     """Return the messages with contents as texts or parts, and without a system message, as the template takes them."""
-    fitted = [{**message, "content": _content(message["content"], capabilities)} for message in messages]
-    has_system = len(fitted) > 1 and fitted[0]["role"] == "system"
-    return _without_system(fitted) if has_system and not capabilities["supports_system_role"] else fitted
-
-
-def _content(content: Any, capabilities: Mapping[str, bool]) -> Any:
     takes_text, takes_parts = capabilities["supports_string_content"], capabilities["supports_typed_content"]
-    if not takes_parts or (takes_text and isinstance(content, str)):
-        return joined_text(content)
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+    fitted = []
+    for message in messages:
+        content = message["content"]
+        if not takes_parts:
+            content = joined_text(content)
+        elif not takes_text and isinstance(content, str):
+            content = [{"type": "text", "text": content}]
+        fitted.append({**message, "content": content})
+    if len(fitted) < 2 or fitted[0]["role"] != "system" or capabilities["supports_system_role"]:
+        return fitted
+    # The text of the system message comes before the text of the next message.
+    system, following = fitted[0], fitted[1]
+    text = joined_text(system["content"]) + "\n" + joined_text(following["content"])
+    content = text if isinstance(following["content"], str) else [{"type": "text", "text": text}]
+    return [{**following, "content": content}, *fitted[2:]]
 
 
 def _trim(message: dict[str, Any]) -> None:
@@ -370,10 +374,3 @@ def _object_of(place: str, arguments: str) -> Mapping[str, Any] | None:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not valid JSON")
-
-
-def _without_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    system, following = messages[0], messages[1]
-    text = joined_text(system["content"]) + "\n" + joined_text(following["content"])
-    content = text if isinstance(following["content"], str) else [{"type": "text", "text": text}]
-    return [{**following, "content": content}, *messages[2:]]
