@@ -393,10 +393,7 @@ def _parse_call(place: str, call: object, ignored: IgnoredMembers) -> dict[str, 
     if member == "custom":
         arguments = {"input": validation.text(f"{place}.custom.input", function.get("input"))}
         function = {"name": function.get("name"), "arguments": arguments}
-    parsed: dict[str, Any] = {
-        "type": "function",
-        "function": _parse_function(f"{place}.{member}", function, ignored),
-    }
+    parsed: dict[str, Any] = {"type": "function", "function": _parse_function(f"{place}.{member}", function, ignored)}
     if call.get("id"):
         parsed["id"] = validation.text(f"{place}.id", call["id"])
     return parsed
