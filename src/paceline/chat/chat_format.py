@@ -23,7 +23,7 @@ from paceline.chat.call_grammar import CallNames, Form, Unenforced, call_syntax,
 from paceline.chat.conversation import Turn, parse_messages
 from paceline.chat.message_fitter import TOOL_MARK, MessageFitter
 from paceline.chat.message_parts import checked_json, checked_schema
-from paceline.chat.message_rewrites import Message, for_template, with_fitted_contents
+from paceline.chat.message_rewrites import Message, for_template, joined_text, with_fitted_contents
 from paceline.chat.tools import CallTool, Tool, parse_tool_choice, parse_tools
 from paceline.constraints import check_constraint
 from paceline.constraints.gbnf_schemas import check_keywords
@@ -529,8 +529,7 @@ def _checked_options(options: ChatOptions | None) -> ChatOptions:
 
 def _continued(message: Mapping[str, Any]) -> dict[str, str]:
     """Return the texts of the last message, which the model continues. Parts are joined as llama-server joins them here."""
-    content = message["content"]
-    text = content if isinstance(content, str) else "\n\n".join(part["text"] for part in content)
+    text = joined_text(message["content"], "\n\n")
     reasoning = message.get("reasoning_content", "")
     if message["role"] != "assistant" or message.get("tool_calls") or not (text.strip() or reasoning):
         raise InvalidParams(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import secrets
@@ -10,13 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.chat.chat_completion import ChatChoice
-from paceline.chat.chat_format import ChatFormat, ChatOptions, GrammarTrigger, RenderedPrompt
+from paceline.chat.chat_format import ChatFormat, ChatOptions, RenderedPrompt
 from paceline.chat.conversation import ChatMedia, Segment, Turn
 from paceline.chat.message_parser import MessageParser
 from paceline.chat.message_parts import IgnoredMembers
 from paceline.chat.tools import Tool, ToolChoice, parse_tool_choice, parse_tools
 from paceline.errors import ChatParseError, InvalidParams, PromptTooLong, Unsupported
-from paceline.media import Attachment, is_attachment
+from paceline.media import is_attachment
 from paceline.params import CallGrammar, PatternTrigger, SamplingParams, ThinkingParams
 from paceline.runtime import Tokenizer
 from paceline.runtime.sampler import grammar_of_schema, spaced_grammar
@@ -35,11 +36,8 @@ _BARE_CALL = re.compile(
 _REPLACED = {">>>(?!all)": r"^(?!a$|al$|all$|all\n)"}
 
 
-@dataclass(frozen=True, slots=True)
-class _LazyGrammar:
-    text: str
-    root: str
-    triggers: tuple[str | int | PatternTrigger, ...]
+_LazyGrammar = tuple[str, str, tuple[str | int | PatternTrigger, ...]]
+"""A grammar of calls, its root and its triggers; see `SamplingParams`."""
 
 
 def _lazy_grammar_of(
@@ -55,20 +53,17 @@ def _lazy_grammar_of(
         except Unsupported:  # no calls can be required, since the format has no grammar of them
             return None
         return _bare_calls(required.grammar, names)
-    triggers = tuple(
-        _trigger(trigger, tokenizer)
-        for trigger in rendered.triggers
-        if not (rendered.is_continued and trigger.value in _REPLACED)  # a continued message has begun as content
-    )
-    return _LazyGrammar(rendered.grammar, "root", triggers) if triggers else None
-
-
-def _trigger(trigger: GrammarTrigger, tokenizer: Tokenizer) -> str | int | PatternTrigger:
-    if trigger.kind.startswith("pattern"):
-        pattern = _REPLACED.get(trigger.value, trigger.value)
-        return PatternTrigger(pattern, is_full=trigger.kind == "pattern_full")
-    token_id = tokenizer.token_id(trigger.value) if trigger.kind == "token" else None
-    return trigger.value if token_id is None else token_id
+    triggers: list[str | int | PatternTrigger] = []
+    for trigger in rendered.triggers:
+        if rendered.is_continued and trigger.value in _REPLACED:  # a continued message has begun as content
+            continue
+        if trigger.kind.startswith("pattern"):
+            pattern = _REPLACED.get(trigger.value, trigger.value)
+            triggers.append(PatternTrigger(pattern, is_full=trigger.kind == "pattern_full"))
+        else:
+            token_id = tokenizer.token_id(trigger.value) if trigger.kind == "token" else None
+            triggers.append(trigger.value if token_id is None else token_id)
+    return (rendered.grammar, "root", tuple(triggers)) if triggers else None
 
 
 def _bare_calls(grammar: str | None, names: Sequence[str]) -> _LazyGrammar | None:
@@ -80,14 +75,12 @@ def _bare_calls(grammar: str | None, names: Sequence[str]) -> _LazyGrammar | Non
     found = list(_BARE_CALL.finditer(grammar or ""))
     if grammar is None or {call["name"] for call in found} != set(names):
         return None
-    space = _SPACE
-    kind = rf'"type"{space}:{space}"function"{space},{space}'
     name = "|".join(re.escape(tool) for tool in sorted(names))
-    optional = f"(?:{kind})?" if all(call["type"] for call in found) else ""
-    pattern = rf'^[^{{]*(\{{{space}{optional}"name"{space}:{space}"(?:{name})")'
-    if len(pattern) > _MAX_PATTERN_CHARS:
-        return None
-    return _LazyGrammar(grammar, "tool-call", (PatternTrigger(pattern),))
+    optional = (
+        rf'(?:"type"{_SPACE}:{_SPACE}"function"{_SPACE},{_SPACE})?' if all(call["type"] for call in found) else ""
+    )
+    pattern = rf'^[^{{]*(\{{{_SPACE}{optional}"name"{_SPACE}:{_SPACE}"(?:{name})")'
+    return None if len(pattern) > _MAX_PATTERN_CHARS else (grammar, "tool-call", (PatternTrigger(pattern),))
 
 
 _NO_CONTENT = "json_schema: the schema was left out, since tool_choice demands a call, and a call has no content"
@@ -189,28 +182,28 @@ def prepare_chat(
     # The text of stops that are control tokens is not searched for stop texts.
     rendered = replace(rendered, stop_token_ids=tuple(token for token in hidden if tokenizer.is_control(token)))
     if max_positions:
-        _check_may_fit(rendered, turn.media, tokenizer, max_positions)
+        text = rendered.text if turn.media is None else turn.media.with_marker(rendered.text, "")
+        if (at_least := tokenizer.min_tokens(text)) > max_positions:
+            raise PromptTooLong(
+                f"the prompt (at least {at_least} tokens) exceeds the available context size ({max_positions} tokens); "
+                "shorten the messages",
+                at_least,
+                max_positions,
+                is_counted=False,
+            )
+    token_ids, params = chat_format.encode(rendered), preparation.params
+    stops = (*params.stop, *(stop for stop in rendered.stops if stop not in params.stop))
+    ids = (*params.stop_token_ids, *(token for token in rendered.stop_token_ids if token not in params.stop_token_ids))
+    if (stops, ids) != (params.stop, params.stop_token_ids):
+        params = params.replace(stop=stops, stop_token_ids=ids)
     return ChatRequest(
         rendered,
-        chat_format.encode(rendered),
-        _with_thinking(_with_stops(preparation.params, rendered), rendered, chosen),
+        token_ids,
+        _with_thinking(params, rendered, chosen),
         _ids_of(rendered.preserved_tokens, tokenizer),
         turn.media,
         (*warnings, *(rendered.warnings if choice != "none" else ())),
     )
-
-
-def _check_may_fit(rendered: RenderedPrompt, media: ChatMedia | None, tokenizer: Tokenizer, max_positions: int) -> None:
-    """Raise `PromptTooLong` if a rendered text has more bytes than `max_positions` tokens have."""
-    text = rendered.text if media is None else media.with_marker(rendered.text, "")
-    if (at_least := tokenizer.min_tokens(text)) > max_positions:
-        raise PromptTooLong(
-            f"the prompt (at least {at_least} tokens) exceeds the available context size ({max_positions} tokens); shorten "
-            "the messages",
-            at_least,
-            max_positions,
-            is_counted=False,
-        )
 
 
 def is_thinking_open(rendered: RenderedPrompt) -> bool:
@@ -322,19 +315,20 @@ class _Preparation:
             lambda: source if is_required else render("required"),
         )
         if lazy is not None and source.call_grammar is not None:
-            self.params = self.params.replace(call_grammar=CallGrammar(source.call_grammar, lazy.triggers))
+            self.params = self.params.replace(call_grammar=CallGrammar(source.call_grammar, lazy[2]))
         if is_required:
             if source.call_grammar is not None and lazy is None:  # nothing says where the calls begin
                 source = render(choice, has_call_grammar=False)
             # Text without end could put off a call that is required.
             self._fix(_TEXT_BEFORE_CALLS.sub("", str(source.grammar)), source.generation_prompt)
         elif lazy is not None:
+            grammar, root, triggers = lazy
             self.params = self.params.replace(
-                grammar=lazy.text, grammar_root=lazy.root, grammar_lazy=True, grammar_triggers=lazy.triggers
+                grammar=grammar, grammar_root=root, grammar_lazy=True, grammar_triggers=triggers
             )
         if (
             rendered.grammar is None and self.params.grammar_lazy
-        ):  # calls of the format are bare JSON, which its parser reads
+        ):  # calls are bare JSON, which the format's parser reads
             self.rendered = replace(rendered, untagged_tools=())
 
 
@@ -397,14 +391,6 @@ def _with_thinking(params: SamplingParams, rendered: RenderedPrompt, options: Ch
     return params.replace(thinking=thinking)
 
 
-def _with_stops(params: SamplingParams, rendered: RenderedPrompt) -> SamplingParams:
-    stops = tuple(stop for stop in rendered.stops if stop not in params.stop)
-    ids = tuple(token for token in rendered.stop_token_ids if token not in params.stop_token_ids)
-    if not (stops or ids):
-        return params
-    return params.replace(stop=(*params.stop, *stops), stop_token_ids=(*params.stop_token_ids, *ids))
-
-
 def _ids_of(texts: Iterable[str], tokenizer: Tokenizer) -> tuple[int, ...]:
     """Return the ids of the texts that are one token; the others are text in any case."""
     found = (tokenizer.token_id(text) for text in texts)
@@ -433,10 +419,8 @@ class TokenHistory:
         return any(is_attachment(segment) for segment in self._segments)
 
     def copy(self) -> TokenHistory:
-        """Return one that goes on from here by itself."""
-        other = TokenHistory(self.token_ids, self.text)
-        other.nonce, other._segments, other.first_kept = self.nonce, self._segments, self.first_kept
-        return other
+        """Return a history that goes on from here by itself."""
+        return copy.copy(self)
 
     def continued(self, request: ChatRequest, tokenizer: Tokenizer) -> ChatRequest:
         """Return the request with the known ids in front, if its prompt begins with their text.
@@ -458,8 +442,13 @@ class TokenHistory:
 
     def segments(self, rendered: RenderedPrompt, images: ChatMedia, tokenizer: Tokenizer) -> list[Segment]:
         """Return a prompt with images as segments. It begins with the known segments, as in `continued`."""
-        known = [segment for segment in self._segments if is_attachment(segment)]
-        if self.token_ids and rendered.text.startswith(self.text) and _same(known, images.attachments[: len(known)]):
+
+        def hashes(attachments: Iterable[Segment]) -> list[bytes]:
+            return [attachment.content_hash for attachment in attachments if is_attachment(attachment)]
+
+        known = hashes(self._segments)
+        is_same = known == hashes(images.attachments[: len(known)])
+        if self.token_ids and rendered.text.startswith(self.text) and is_same:
             rest = images.segments(rendered.text, rendered.inputs, tokenizer, len(self.text), len(known))
             if rest and isinstance(rest[0], list) and tokenizer.is_control(rest[0][0]):
                 return [*self._segments, *rest]
@@ -486,7 +475,3 @@ class TokenHistory:
             self._segments = (*before, list(choice.token_ids)) if choice.token_ids else before
         else:
             self.token_ids, self.text, self._segments = (), "", ()
-
-
-def _same(known: Sequence[Attachment], images: Sequence[Attachment]) -> bool:
-    return [image.content_hash for image in known] == [image.content_hash for image in images]

@@ -25,9 +25,14 @@ _BETWEEN = "\n\n"  # texts of two messages that become one
 _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 
 
-def joined_text(content: str | Sequence[Mapping[str, str]]) -> str:
+def joined_text(content: str | Sequence[Mapping[str, str]], between: str = "\n") -> str:
     """Return the text of a content; parts are joined by line breaks."""
-    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+    return content if isinstance(content, str) else between.join(part["text"] for part in content)
+
+
+def role_of(message: object) -> object:
+    """Return a message's role; None for a malformed message, which is refused when it is parsed."""
+    return message.get("role") if isinstance(message, Mapping) else None
 
 
 def with_one_system(messages: Sequence[Message]) -> list[Message]:
@@ -43,9 +48,9 @@ def with_one_system(messages: Sequence[Message]) -> list[Message]:
     return [{**rewritten[0], "content": _BETWEEN.join(texts)}, *rewritten[begin:]]
 
 
-def num_leading_systems(messages: Sequence[Mapping[str, Any]]) -> int:
+def num_leading_systems(messages: Sequence[object]) -> int:
     """Return the number of system and developer messages at the beginning."""
-    roles = (message["role"] for message in messages)
+    roles = map(role_of, messages)
     return next((index for index, role in enumerate(roles) if role not in SYSTEM_ROLES), len(messages))
 
 

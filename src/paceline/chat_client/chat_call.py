@@ -29,7 +29,7 @@ from paceline.chat import (
 )
 from paceline.chat.chat_request import TokenHistory
 from paceline.chat.conversation import ChatMedia, Segment
-from paceline.chat.message_rewrites import SYSTEM_ROLES
+from paceline.chat.message_rewrites import joined_text, num_leading_systems, role_of
 from paceline.chat_client.chat_arguments import ChatArguments
 from paceline.engine.prompts import chat_too_long
 from paceline.errors import (
@@ -100,10 +100,9 @@ class ChatReply(ChatCompletion, Generic[T]):
     def total_usage(self) -> Usage:
         """Token counts and times of this completion and its rounds together; the first round's `ttft_s`."""
         usages = [completion.usage for completion in (*self.rounds, self)]
-        numbers = (field.name for field in fields(Usage) if isinstance(getattr(self.usage, field.name), (int, float)))
-        sums: dict[str, Any] = {
-            name: sum(getattr(usage, name) for usage in usages) for name in numbers if name != "ttft_s"
-        }
+        names = (field.name for field in fields(Usage) if field.name != "ttft_s")
+        numbers = (name for name in names if isinstance(getattr(self.usage, name), (int, float)))
+        sums: dict[str, Any] = {name: sum(getattr(usage, name) for usage in usages) for name in numbers}
         return replace(usages[0], cached_from=self.usage.cached_from, **sums)
 
 
@@ -124,27 +123,18 @@ def reply_message(message: ParsedMessage) -> Message:
 
 
 def _plain_message(message: Any) -> Any:
+    """Return a mapping in place of a generated message, or of an SDK's object (a pydantic model)."""
     if isinstance(message, ParsedMessage):
         return reply_message(message)
     is_model = not isinstance(message, (Mapping, type)) and callable(getattr(message, "model_dump", None))
     return message.model_dump() if is_model else message
 
 
-def num_leading(messages: Sequence[Any]) -> int:
-    """Return the number of system and developer messages at the beginning of a conversation."""
-    return next((i for i, role in enumerate(map(_role_of, messages)) if role not in SYSTEM_ROLES), len(messages))
-
-
 def exchange_starts(messages: Sequence[Any]) -> list[int]:
     """Return the indices at which exchanges begin: after the system messages, and at each user message after another role."""
-    first = num_leading(messages)
-    roles = [_role_of(message) for message in messages]
+    first = num_leading_systems(messages)
+    roles = [role_of(message) for message in messages]
     return [i for i in range(first, len(roles)) if i == first or (roles[i] == "user" and roles[i - 1] != "user")]
-
-
-def _role_of(message: Any) -> object:
-    """Return a message's role; None for a malformed message, which is refused when it is parsed."""
-    return message.get("role") if isinstance(message, Mapping) else None
 
 
 # ---- images and audio, as callers in this process give them: objects, paths, data URLs, base64
@@ -183,15 +173,17 @@ def parsed_with_attachments(messages: object) -> list[Message]:
 def saved_message(message: Message) -> Message:
     """Return a message as JSON can have it, which `parsed_with_attachments` reads again: with files in base64."""
     content = message["content"]
-    return message if isinstance(content, str) else {**message, "content": [_saved_part(part) for part in content]}
-
-
-def _saved_part(part: Any) -> Any:
-    if isinstance(part, Image):
-        return {"type": "image_url", "image_url": {"url": part.to_url()}}
-    if isinstance(part, Audio):
-        return {"type": "input_audio", "input_audio": {"data": part.to_base64(), "format": part.format}}
-    return part
+    if isinstance(content, str):
+        return message
+    parts: list[Any] = []
+    for part in content:
+        if isinstance(part, Image):
+            parts.append({"type": "image_url", "image_url": {"url": part.to_url()}})
+        elif isinstance(part, Audio):
+            parts.append({"type": "input_audio", "input_audio": {"data": part.to_base64(), "format": part.format}})
+        else:
+            parts.append(part)
+    return {**message, "content": parts}
 
 
 # ---- the call
@@ -213,7 +205,7 @@ class ChatCall:
     ) -> None:
         """Begin. The messages are checked when they are rendered. `history` has the turns before."""
         is_list = isinstance(messages, Sequence) and not isinstance(messages, (str, bytes))  # else `prepare` refuses it
-        self.messages: Any = list(map(_plain_message, cast("Any", messages))) if is_list else messages
+        self.messages: Any = [_plain_message(message) for message in cast("Any", messages)] if is_list else messages
         self.history = TokenHistory() if history is None else history
         self.toolbox = arguments.toolbox
         self.completion: ChatCompletion | None = None
@@ -286,14 +278,12 @@ class ChatCall:
                 return False
 
         chosen = later[min(bisect.bisect_left(later, True, key=fits), len(later) - 1)]
-        num_left_out = chosen - max(first, num_leading(self.messages))
-        _log.info(
-            "the context is full: the oldest messages of a chat, %d more, are left out of its prompt", num_left_out
-        )
+        more = chosen - max(first, num_leading_systems(self.messages))
+        _log.info("the context is full: the oldest messages of a chat, %d more, are left out of its prompt", more)
         return self._prepared_from(engine, chosen)
 
     def _prepared_from(self, engine: EngineClient, first: int) -> Request:
-        kept = num_leading(self.messages) if first else 0  # the first attempt checks the messages
+        kept = num_leading_systems(self.messages) if first else 0  # the first attempt checks the messages
         left_out = self.messages[kept:first] if first else []
         shown = [*self.messages[:kept], *self.messages[max(first, kept) :]] if left_out else self.messages
         images = ChatMedia(shown, read_attachment, self.history.nonce, engine.model.modalities)
@@ -327,10 +317,8 @@ class ChatCall:
             return engine.prepare(prompt, prepared.params, asked)
         except PromptTooLong as error:
             may_drop = not arguments.drops_oldest and len(exchange_starts(self.messages)) > 1
-            drop = (
-                'context_overflow="drop_oldest" leaves the oldest messages out of the prompt; or ' if may_drop else ""
-            )
-            raise chat_too_long(error, engine.limits, drop) from None
+            drop = 'context_overflow="drop_oldest" leaves the oldest messages out of the prompt; or '
+            raise chat_too_long(error, engine.limits, drop if may_drop else "") from None
 
     # ---- replies
 
@@ -364,10 +352,7 @@ class ChatCall:
         made = reply_message(message)
         if self.rendered.is_continued:
             begun = before.pop()
-            parts = begun["content"]
-            made["content"] = (parts if isinstance(parts, str) else "\n\n".join(part["text"] for part in parts)) + made[
-                "content"
-            ]
+            made["content"] = joined_text(begun["content"], "\n\n") + made["content"]
             if begun.get("reasoning_content"):
                 made["reasoning_content"] = begun["reasoning_content"] + made.get("reasoning_content", "")
         return [*before, made]
@@ -436,18 +421,8 @@ class ChatCall:
             return error
         return None
 
-    def _reply(
-        self, messages: Sequence[Message], rounds: Sequence[ChatCompletion], *, attempts: int, is_parsed: bool = False
-    ) -> ChatReply[Any]:
-        parsed = self._parsed if is_parsed else None
-        return ChatReply(
-            **fields_of(self._last),
-            messages=list(messages),
-            rounds=tuple(rounds),
-            attempts=attempts,
-            _parsed=parsed,
-            _is_parsed=is_parsed,
-        )
+    def _reply(self, messages: Sequence[Message], rounds: Sequence[ChatCompletion], **facts: Any) -> ChatReply[Any]:
+        return ChatReply(**fields_of(self._last), messages=list(messages), rounds=tuple(rounds), **facts)
 
     def reply(self) -> ChatReply[Any]:
         """Return the reply. Raises `ResponseModelError` if its content is no instance of response_model."""
@@ -456,7 +431,13 @@ class ChatCall:
             messages = [*self._messages_before, messages[-1]]
         problem = self._problem()
         is_parsed = response is not None and problem is None and not last.tool_calls
-        whole = self._reply(messages, self._rounds, attempts=self._num_retries + 1, is_parsed=is_parsed)
+        whole = self._reply(
+            messages,
+            self._rounds,
+            attempts=self._num_retries + 1,
+            _parsed=self._parsed if is_parsed else None,
+            _is_parsed=is_parsed,
+        )
         if problem is None or response is None:
             return whole
         tried = f" after {self._num_retries + 1} attempts" if self._num_retries else ""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar, Unpack
 
 from paceline import validation
 from paceline.chat.chat_request import TokenHistory
+from paceline.chat.message_rewrites import joined_text, num_leading_systems
 from paceline.chat_client.chat_arguments import (
     ChatKeywords,
     PlainChatKeywords,
@@ -23,7 +24,6 @@ from paceline.chat_client.chat_call import (
     ChatCall,
     ChatReply,
     Message,
-    num_leading,
     parsed_with_attachments,
     saved_message,
 )
@@ -116,7 +116,7 @@ class _BaseConversation(Generic[AnyLLM]):
     @property
     def num_left_out(self) -> int:
         """How many of the oldest messages the last prompt left out, with context_overflow="drop_oldest"."""
-        return max(0, self._history.first_kept - num_leading(self._messages))
+        return max(0, self._history.first_kept - num_leading_systems(self._messages))
 
     def fork(self) -> Self:
         """Return a conversation that goes on from here by itself; both share the cached prefix.
@@ -173,7 +173,7 @@ class _BaseConversation(Generic[AnyLLM]):
         self._history, self._before = self._before, TokenHistory()
         if isinstance(said, str) or any(map(is_attachment, said)):
             return said
-        return "\n\n".join(part["text"] for part in said)
+        return joined_text(said, "\n\n")
 
     def clear(self) -> None:
         """Forget everything but system messages at the beginning."""
