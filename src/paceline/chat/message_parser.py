@@ -423,7 +423,8 @@ class MessageStream:
         self._is_whole, self._make_call_id = is_whole, make_call_id
         self._is_one_call = prompt.is_one_call
         self._parser = MessageParser(prompt)
-        self._ends, self._beginnings, self._first_characters = _ends_of_text(prompt.parser)
+        ends_of_text = _ends_of_text if len(prompt.parser) <= MAX_KEPT_CHARS else _ends_of_text.__wrapped__
+        self._ends, self._beginnings, self._first_characters = ends_of_text(prompt.parser)
         self._longest_end = max(map(len, self._ends), default=0)
         self._text = ""
         self._prefill = _message_so_far(self._parser) if prompt.is_continued else ParsedMessage()
@@ -527,7 +528,13 @@ class MessageStream:
             whole = self._limited(self._parser.parse(self._text))
         except ChatParseError as error:
             return self._with_the_rest(error)
-        reason = self._reason_against(whole, is_cut=is_cut)
+        reason = ""
+        if not _continues(self._sent, whole) or self._has_lost_calls(whole):
+            reason = "a part of the text that began as one of the chat format did not go on as one"
+        elif not is_cut and whole == ParsedMessage() and self._text.strip():
+            reason = "the parser of the chat format found no message in the text"
+        elif not is_cut and whole.tool_calls and not whole.has_whole_calls:
+            reason = "the text ends within the arguments of a tool call"
         if reason:
             return self._with_the_rest(ChatParseError(reason))
         deltas = list(self._deltas(whole, is_final=True))
@@ -540,28 +547,16 @@ class MessageStream:
         calls = zip(whole.tool_calls, ids, strict=False)
         return replace(whole, tool_calls=tuple(replace(call, id=call_id) for call, call_id in calls))
 
-    def _reason_against(self, whole: ParsedMessage, *, is_cut: bool) -> str:
-        """Return why the message that the parser found is not the generated message; empty if it is."""
-        if not _continues(self._sent, whole) or self._has_lost_calls(whole):
-            return "a part of the text that began as one of the chat format did not go on as one"
-        if is_cut:
-            return ""
-        if whole == ParsedMessage() and self._text.strip():
-            return "the parser of the chat format found no message in the text"
-        if whole.tool_calls and not whole.has_whole_calls:
-            return "the text ends within the arguments of a tool call"
-        return ""
-
     def _has_lost_calls(self, whole: ParsedMessage) -> bool:
         """Return whether a beginning of the text has calls that the whole has not."""
-        ends: list[int] = []
         until = len(self._text)
-        while self._ends and len(ends) < _MAX_LOOKS_BACK:
+        for _ in range(_MAX_LOOKS_BACK if self._ends else 0):
             until = max(self._text.rfind(end, 0, until) for end in self._ends)
             if until <= 0:
                 break
-            ends.append(until)
-        return any(len(self._begun(end).tool_calls) > len(whole.tool_calls) for end in ends)
+            if len(self._begun(until).tool_calls) > len(whole.tool_calls):
+                return True
+        return False
 
     def _begun(self, length: int) -> ParsedMessage:
         try:
@@ -590,11 +585,9 @@ class MessageStream:
         return low
 
     def _without_prefill(self, whole: ParsedMessage) -> ParsedMessage:
-        before = self._prefill
+        content = _behind(self._prefill.content, whole.content)
         return replace(
-            whole,
-            content=_behind(before.content, whole.content),
-            reasoning_content=_behind(before.reasoning_content, whole.reasoning_content),
+            whole, content=content, reasoning_content=_behind(self._prefill.reasoning_content, whole.reasoning_content)
         )
 
     def _pass_on(self, text: str) -> list[MessageDelta]:
@@ -608,7 +601,10 @@ class MessageStream:
             return self._parse_some()
         length = self._length_without_beginnings(self._held)
         if not length:
-            self._put_blanks_aside()
+            num_aside = len(self._held) - self._longest_end  # only the last characters can be the beginning of an end
+            if num_aside > _MAX_HELD_BLANKS:
+                self._blanks.append(self._held[:num_aside])
+                self._held = self._held[num_aside:]
             return []
         passed = "".join((*self._blanks, self._held[:length]))
         self._begin_holding(self._held[length:])
@@ -625,13 +621,6 @@ class MessageStream:
         self._blanks, self._held = [], held
         self._num_passed = len(self._text) - len(held)
 
-    def _put_blanks_aside(self) -> None:
-        """Move blanks out of the held text. Only its last characters can be the beginning of an end."""
-        num_aside = len(self._held) - self._longest_end
-        if num_aside > _MAX_HELD_BLANKS:
-            self._blanks.append(self._held[:num_aside])
-            self._held = self._held[num_aside:]
-
     def _length_without_beginnings(self, text: str) -> int:
         """Return the length of a text without a beginning of an end, and without blanks at its end."""
         first, beginnings = self._first_characters, self._beginnings
@@ -645,8 +634,7 @@ class MessageStream:
         if self._num_parsed + len(self._text) > _FREE_CHARS + _CHARS_PER_CHAR * len(self._text):
             return []
         try:
-            now = self._parsed(self._text)
-            after = self._parsed(self._text + _PROBE)
+            now, after = (self._parsed(text) for text in (self._text, self._text + _PROBE))
         except ChatParseError:  # the end will tell
             return []
         deltas = list(self._deltas(now))
@@ -737,13 +725,9 @@ def _added(sent: str, now: str) -> str:
     return now[len(sent) :] if now.startswith(sent) else ""
 
 
+@cached_in_scope(maxsize=32)
 def _ends_of_text(parser: str) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
     """Return the texts that may end content or thinking by a serialised parser, their beginnings and first characters."""
-    return _kept_ends(parser) if len(parser) <= MAX_KEPT_CHARS else _kept_ends.__wrapped__(parser)
-
-
-@cached_in_scope(maxsize=32)
-def _kept_ends(parser: str) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
     arena: dict[str, Any] = json.loads(parser) if parser else {}
     nodes: list[dict[str, Any]] = arena.get("parsers", [])
     untils = (node["delimiters"] for node in nodes if node["type"] == "until")

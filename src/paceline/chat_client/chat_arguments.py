@@ -84,23 +84,21 @@ class ChatFormats:
     """The chat formats of one model: each template is compiled once and kept. Any thread."""
 
     def __init__(self, model: Model, template: str | None = None) -> None:
-        """template: the default one, as `ChatFormat` takes it; None for the model's own."""
         self._model = model
-        self._default = None if template is None else validation.text("chat_template", template)
+        self._default = _optional_text("chat_template", template)
         self._lock = threading.Lock()
         self._formats: OrderedDict[str | None, ChatFormat] = OrderedDict()
 
     def get(self, template: object = None) -> ChatFormat:
         """Return the format of a template, the default one for None. Raises as `ChatFormat`."""
-        wanted = self._default if template is None else validation.text("chat_template", template)
+        source = self._default if template is None else validation.text("chat_template", template)
         with self._lock:
-            found = self._formats.get(wanted)
-            if found is None:
-                found = self._formats[wanted] = ChatFormat(self._model, wanted)
+            if source not in self._formats:
+                self._formats[source] = ChatFormat(self._model, source)
                 if len(self._formats) > _MAX_FORMATS:
                     self._formats.popitem(last=False)
-            self._formats.move_to_end(wanted)
-            return found
+            self._formats.move_to_end(source)
+            return self._formats[source]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,17 +168,28 @@ def chat_arguments(
     sampling, rest = sort(defaults.replace(max_tokens=None), params, of_engine)
     if sampling.echo:
         raise InvalidParams("echo has no effect in a chat; prompt_token_ids of the reply is the prompt")
-    response = _response_model(options.get("response_model"))
+    response: ResponseModel[Any] | None = None
+    if options.get("response_model") is not None:
+        from paceline.chat_client.response_models import ResponseModel  # imports pydantic
+
+        response = ResponseModel(options["response_model"])
     toolbox = Toolbox(options.get("tools"))
     sampling = _with_schema(sampling, options.get("response_format"), response)
+    template = _optional_text("chat_template", options.get("chat_template"))
+    choice = _tool_choice(options.get("tool_choice"), toolbox)
+    variables = options.get("chat_template_kwargs")
+    if variables is not None and not isinstance(variables, Mapping):
+        raise InvalidType(f"chat_template_kwargs must be a mapping of names to values, not {type(variables).__name__}")
     return ChatArguments(
-        template=_optional_text("chat_template", options.get("chat_template")),
+        template=template,
         chat_options=ChatOptions(
             tools=toolbox.tools or None,
-            tool_choice=_tool_choice(options.get("tool_choice"), toolbox),
+            tool_choice=choice,
             parallel_tool_calls=options.get("parallel_tool_calls"),
             reasoning_format=options.get("reasoning_format", "auto"),
-            kwargs=_template_kwargs(options),
+            kwargs=template_kwargs(
+                variables or {}, _optional_text("reasoning_effort", options.get("reasoning_effort"))
+            ),
         ),
         params=sampling,
         request_options=rest,
@@ -191,9 +200,7 @@ def chat_arguments(
         notice=_schema_notice(options, sampling, response, toolbox),
         max_tool_rounds=_tool_rounds(options, toolbox, sampling),
         max_retries=_max_retries(options, sampling, response, is_streamed=is_streamed),
-        drops_oldest=validation.choice(
-            "context_overflow", options.get("context_overflow", CONTEXT_OVERFLOW[0]), CONTEXT_OVERFLOW
-        )
+        drops_oldest=validation.choice("context_overflow", options.get("context_overflow", "error"), CONTEXT_OVERFLOW)
         == "drop_oldest",
     )
 
@@ -212,14 +219,6 @@ def _check_names(options: Mapping[str, Any], known: Collection[str]) -> None:
         if isinstance(options.get(name), type):
             raise InvalidType(f"{name} takes no class; give a type as response_model={options[name].__name__}")
     validation.reject_unknown(options, known, "chat, SamplingParams and RequestOptions", names_elsewhere())
-
-
-def _response_model(kind: Any) -> ResponseModel[Any] | None:
-    if kind is None:
-        return None
-    from paceline.chat_client.response_models import ResponseModel  # imports pydantic
-
-    return ResponseModel(kind)
 
 
 def _tool_rounds(options: Mapping[str, Any], toolbox: Toolbox, params: SamplingParams) -> int:
@@ -260,13 +259,6 @@ def _tool_choice(choice: object, toolbox: Toolbox) -> object:
         name = {"type": "function", "function": {"name": name}}
     parse_tool_choice(name, toolbox.tools)  # raises here what it would raise when the template is rendered
     return name
-
-
-def _template_kwargs(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    given = options.get("chat_template_kwargs")
-    if given is not None and not isinstance(given, Mapping):
-        raise InvalidType(f"chat_template_kwargs must be a mapping of names to values, not {type(given).__name__}")
-    return template_kwargs(given or {}, _optional_text("reasoning_effort", options.get("reasoning_effort")))
 
 
 def _with_schema(

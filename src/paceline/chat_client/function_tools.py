@@ -31,8 +31,6 @@ _UNDERLINE = re.compile(r"-{3,}\s*")
 _ENTRY = re.compile(r"\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)")
 _NUMPY_ENTRY = re.compile(r"(\*{0,2}\w+(?:\s*,\s*\*{0,2}\w+)*)\s*(?::.*)?")
 _FIELD = re.compile(r":(?:(?:param|parameter|arg|argument|key|keyword)\s+(?:[^:]*\s)?[\\*]*(\w+)|\w+[^:]*):\s*(.*)")
-_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY,)
-_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +96,18 @@ class _Arguments:
 
         from paceline.chat_client.response_models import closed_schema
 
-        parameters = _parameters(function, name)
+        try:
+            parameters = list(inspect.signature(function).parameters.values())
+        except (TypeError, ValueError) as error:
+            raise InvalidParams(f"tool {name!r} has no signature to derive a schema from: {error}") from None
+        for parameter in parameters:
+            if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+                raise InvalidParams(f"tool {name!r} takes {parameter}, which has no JSON schema; name its parameters")
         hints = _hints(function, name)
         self._by_position = {
-            parameter.name: parameter.default for parameter in parameters if parameter.kind in _BY_POSITION
+            parameter.name: parameter.default
+            for parameter in parameters
+            if parameter.kind is inspect.Parameter.POSITIONAL_ONLY
         }
         self._fields = {parameter.name: f"field_{index}" for index, parameter in enumerate(parameters)}
         self._with_field = {parameter.name for parameter in parameters if isinstance(parameter.default, FieldInfo)}
@@ -109,11 +115,9 @@ class _Arguments:
         for parameter in parameters:
             about: dict[str, Any] = {"alias": parameter.name}
             hint, default = hints.get(parameter.name, Any), parameter.default
-            if (
-                parameter.name in self._with_field
-            ):  # pydantic makes the default, and the function is always called with it
+            if parameter.name in self._with_field:  # pydantic makes the default, and always passes it
                 hint = Annotated[hint, default]
-            elif default is not inspect.Parameter.empty:  # parameter that is no JSON stays out of the schema
+            elif default is not inspect.Parameter.empty:  # a default that is no JSON stays out of the schema
                 about |= {"default": default} if _is_plain_json(default) else {"default_factory": lambda: None}
             description = _annotated_description(hint) or descriptions.get(parameter.name)
             if description is not None:  # None would replace the description of a field within the hint
@@ -149,10 +153,10 @@ def _plain(function: Callable[..., Any]) -> Any:
 
 def _name_of(function: Callable[..., Any]) -> str:
     plain = _plain(function)
-    found = str(getattr(plain, "__name__", None) or type(plain).__name__)
-    if found == "<lambda>":
+    name = str(getattr(plain, "__name__", None) or type(plain).__name__)
+    if name == "<lambda>":
         raise InvalidParams("a lambda has no name for the model; give it one: FunctionTool.of(function, name=...)")
-    return _checked_name(found)
+    return _checked_name(name)
 
 
 def _checked_name(name: str) -> str:
@@ -177,23 +181,10 @@ def _documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
 def _annotated_description(hint: Any) -> str | None:
     """Return the text of `Annotated[..., "text"]`, or the description of a pydantic field in there."""
     for extra in reversed(getattr(hint, "__metadata__", ())):
-        found = (
-            extra if isinstance(extra, str) else getattr(extra, "description", getattr(extra, "documentation", None))
-        )
-        if isinstance(found, str):
-            return found
+        text = extra if isinstance(extra, str) else getattr(extra, "description", getattr(extra, "documentation", None))
+        if isinstance(text, str):
+            return text
     return None
-
-
-def _parameters(function: Callable[..., Any], name: str) -> list[inspect.Parameter]:
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError) as error:
-        raise InvalidParams(f"tool {name!r} has no signature to derive a schema from: {error}") from None
-    for parameter in parameters:
-        if parameter.kind in _VARIADIC:
-            raise InvalidParams(f"tool {name!r} takes {parameter}, which has no JSON schema; name its parameters")
-    return parameters
 
 
 def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
@@ -266,11 +257,10 @@ class Toolbox:
             tool if isinstance(tool, (Tool, Mapping)) or not callable(tool) else FunctionTool.of(tool) for tool in tools
         ]
         names = [tool.name for tool in made if isinstance(tool, FunctionTool)]
-        for name in names:
-            if names.count(name) > 1:
-                raise InvalidParams(
-                    f"two tools have the name {name!r}; give one another name: FunctionTool.of(function, name=...)"
-                )
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise InvalidParams(
+                f"two tools have the name {twice[0]!r}; give one another name: FunctionTool.of(function, name=...)"
+            )
         parsed = parse_tools(made)  # also checks that their names differ
         self.tools = tuple(
             given if isinstance(given, FunctionTool) else tool for given, tool in zip(made, parsed, strict=True)
@@ -331,20 +321,11 @@ class Toolbox:
             return f"Error: there is no tool {call.name[:80]!r}; the tools are: {known}"
         try:
             positional, named = tool.bind(call.arguments)
-        except ValueError as error:  # pydantic's ValidationError is one
-            return f"Error: the arguments do not fit: {_reasons(error)}"
+        except ValueError as error:  # pydantic's has errors, here without the links to its documentation
+            reasons = error.errors(include_url=False) if hasattr(error, "errors") else ()
+            places = (f"{'.'.join(map(str, reason['loc'])) or 'arguments'}: {reason['msg']}" for reason in reasons)
+            return f"Error: the arguments do not fit: {'; '.join(places) or error}"
         return tool, positional, named
-
-
-def _reasons(error: ValueError) -> str:
-    """Return pydantic's reasons without the links to its documentation."""
-    found = getattr(error, "errors", None)
-    if found is None:
-        return str(error)
-    places = (".".join(map(str, reason["loc"])) or "arguments" for reason in found(include_url=False))
-    return "; ".join(
-        f"{place}: {reason['msg']}" for place, reason in zip(places, found(include_url=False), strict=True)
-    )
 
 
 def _failed(call: ToolCall, error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -34,13 +35,13 @@ class GrammarConstraint:
         if is_dead(self._matcher):
             raise GrammarError("the constraint cannot be followed here: no text that goes on from here satisfies it")
         if self._matcher.is_error():
-            raise GrammarError(f"the constraint cannot be followed here: {short_error(self._matcher)}")
+            raise GrammarError(f"the constraint cannot be followed here: {short_message(self._matcher.get_error())}")
         return True
 
     def accept(self, token_id: int) -> None:
         """Raise `InvalidParams` for a token that may not come, and does not advance."""
         if self._matcher.try_consume_tokens([token_id]) != 1:
-            reason = f": {short_error(self._matcher)}" if self._matcher.is_error() else ""
+            reason = f": {short_message(self._matcher.get_error())}" if self._matcher.is_error() else ""
             raise InvalidParams(f"token_id: the constraint does not allow token {token_id} here{reason}")
         self._num_accepted += 1
         self._note_use()
@@ -62,8 +63,8 @@ class GrammarConstraint:
         return self._matcher.is_accepting()
 
     def copy(self) -> GrammarConstraint:
-        copied = GrammarConstraint(self._matcher.deep_copy(), self._note_use)
-        copied._num_accepted = self._num_accepted
+        copied: GrammarConstraint = copy.copy(self)
+        copied._matcher = self._matcher.deep_copy()
         return copied
 
 
@@ -72,11 +73,6 @@ def is_dead(matcher: LLMatcher) -> bool:
     if matcher.is_error():
         return matcher.get_error().startswith("NoExtension")
     return matcher.is_stopped() and not matcher.is_accepting()
-
-
-def short_error(matcher: LLMatcher) -> str:
-    """Return llguidance's error without its dump of states."""
-    return short_message(matcher.get_error())
 
 
 def short_message(message: str) -> str:
@@ -259,18 +255,16 @@ class JsonConstraint(GrammarConstraint):
         """Return whether a bracket may follow a text that comes next."""
         return any(self._matcher.validate_tokens(ids) == len(ids) for ids in self._tokens.endings(text))
 
-    def _may_come(self, token_id: int) -> bool:
-        words = np.zeros(self._tokens.table.num_words, dtype=np.uint32)
-        self.fill_mask(words)
-        return bool(words[token_id >> 5] >> np.uint32(token_id & 31) & 1)
-
     def accept(self, token_id: int) -> None:
         """Raise `InvalidParams` for a token that may not come, and does not advance."""
         piece = self._tokens.table.pieces[token_id]
         state = self._states[-1]
         after, text = self._tokens.after(state, piece), piece.rstrip(_STRIPPED)
-        if after is None and state.num_digits == 0 and self._may_come(token_id):
-            after = state
+        if after is None and state.num_digits == 0:
+            words = np.zeros(self._tokens.table.num_words, dtype=np.uint32)
+            self.fill_mask(words)
+            if words[token_id >> 5] >> np.uint32(token_id & 31) & 1:
+                after = state
         if after is None:
             raise InvalidParams(
                 f"token_id: the constraint does not allow token {token_id} here: no blanks may come there, or "
@@ -289,8 +283,8 @@ class JsonConstraint(GrammarConstraint):
         del self._states[len(self._states) - num_tokens :]
 
     def copy(self) -> JsonConstraint:
-        copied = JsonConstraint(self._matcher.deep_copy(), self._tokens, self._note_use)
-        copied._num_accepted, copied._states = self._num_accepted, list(self._states)
+        copied: JsonConstraint = copy.copy(self)
+        copied._matcher, copied._states = self._matcher.deep_copy(), list(self._states)
         return copied
 
 
@@ -310,9 +304,16 @@ class CallTriggers:
         self._token_ids = frozenset(trigger for trigger in triggers if isinstance(trigger, int))
         self._first_words = [word[1:] for word in words if word.startswith(b"^") and len(word) > 1]
         self._words = [word for word in words if not word.startswith(b"^") or len(word) == 1]
-        self._patterns = [
-            (_compiled(trigger.pattern), trigger) for trigger in triggers if isinstance(trigger, PatternTrigger)
-        ]
+        self._patterns = list[tuple[re.Pattern[bytes], PatternTrigger]]()
+        for trigger in (trigger for trigger in triggers if isinstance(trigger, PatternTrigger)):
+            # In llama.cpp's triggers $ matches only the end of the text.
+            text = _END.sub(lambda match: r"\Z" if match["end"] else match[0], trigger.pattern)
+            try:
+                self._patterns.append((re.compile(text.encode()), trigger))
+            except re.error as error:
+                raise GrammarError(
+                    f"call_grammar.triggers: the pattern {trigger.pattern!r:.80} is malformed: {error}"
+                ) from None
 
     def start(self, text: bytearray, begin: int, token_id: int, *, is_whole: bool) -> int | None:
         """Return the position in the text at which a call begins; None if no call begins.
@@ -328,36 +329,16 @@ class CallTriggers:
         starts = [place for place in found if place >= 0]
         if starts:
             return min(starts)
-        return next(
-            (start for pattern in self._patterns if (start := _found(*pattern, text, begin, is_whole)) is not None),
-            None,
-        )
-
-
-def _found(
-    pattern: re.Pattern[bytes], trigger: PatternTrigger, text: bytearray, begin: int, is_whole: bool
-) -> int | None:
-    is_anchored = trigger.is_full or trigger.pattern.startswith("^")
-    if is_anchored and (not is_whole or len(text) > _MAX_TEXT):
+        for pattern, trigger in self._patterns:
+            is_anchored = trigger.is_full or trigger.pattern.startswith("^")
+            if is_anchored and (not is_whole or len(text) > _MAX_TEXT):
+                continue
+            search_from = 0 if is_anchored else max(0, begin - _TAIL)
+            match = pattern.fullmatch(text) if trigger.is_full else pattern.search(text, search_from)
+            if match is not None:
+                groups = (match.start(group) for group in range(1, pattern.groups + 1) if match[group])
+                return next(groups, match.start())
         return None
-    match = (
-        pattern.fullmatch(text)
-        if trigger.is_full
-        else pattern.search(text, 0 if is_anchored else max(0, begin - _TAIL))
-    )
-    if match is None:
-        return None
-    groups = (match.start(group) for group in range(1, pattern.groups + 1) if match[group])
-    return next(groups, match.start())
-
-
-def _compiled(pattern: str) -> re.Pattern[bytes]:
-    """Compile a pattern of llama.cpp's triggers, in which $ matches only the end of the text."""
-    text = _END.sub(lambda match: r"\Z" if match["end"] else match[0], pattern)
-    try:
-        return re.compile(text.encode())
-    except re.error as error:
-        raise GrammarError(f"call_grammar.triggers: the pattern {pattern!r:.80} is malformed: {error}") from None
 
 
 class CallConstraint:
@@ -402,8 +383,12 @@ class CallConstraint:
         start = self._triggers.start(self._text, begin, token_id, is_whole=self._is_whole)
         if start is not None:
             self._calls = self._begun(start)
-        elif len(self._text) > 4 * _MAX_TEXT:
-            self._shorten()
+        elif len(self._text) > 4 * _MAX_TEXT:  # the first half is dropped
+            count = len(self._starts) // 2
+            cut = self._starts[count]
+            del self._text[:cut], self._token_ids[:count]
+            self._starts = [begin - cut for begin in self._starts[count:]]
+            self._is_whole = False
 
     def _begun(self, start: int) -> Constraint | None:
         """Return the constraint of calls after the text from `start` on; None if no call begins with this text."""
@@ -418,13 +403,6 @@ class CallConstraint:
             return None
         self._num_followed = 0
         return calls
-
-    def _shorten(self) -> None:
-        count = len(self._starts) // 2
-        cut = self._starts[count]
-        del self._text[:cut], self._token_ids[:count]
-        self._starts = [begin - cut for begin in self._starts[count:]]
-        self._is_whole = False
 
     def rollback(self, num_tokens: int) -> None:
         """Raise `InvalidParams` for more tokens than were accepted."""
@@ -441,9 +419,7 @@ class CallConstraint:
             del self._text[self._starts[-num_tokens] :], self._starts[-num_tokens:], self._token_ids[-num_tokens:]
 
     def copy(self) -> CallConstraint:
-        copied = CallConstraint(self._triggers, self._begin, self._table, self._split)
-        copied._text, copied._starts = bytearray(self._text), list(self._starts)
-        copied._token_ids, copied._is_whole = list(self._token_ids), self._is_whole
+        copied: CallConstraint = copy.copy(self)
+        copied._text, copied._starts, copied._token_ids = bytearray(self._text), [*self._starts], [*self._token_ids]
         copied._calls = None if self._calls is None else self._calls.copy()
-        copied._num_followed = self._num_followed
         return copied

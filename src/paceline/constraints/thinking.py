@@ -48,7 +48,12 @@ class ThinkingTokens:
         rests = [self.start[at:] for at in range(len(self.start))]
         self.completing = [index.beginning_with(rest) for rest in rests]
         """Tokens that complete the start tag, by how many of its bytes have come."""
-        self.completing_first = [token for token in index.containing(self.start) if self._begins_with_start(token)]
+        size, pieces = len(self.start), self.table.pieces
+        self.completing_first = [
+            token
+            for token in index.containing(self.start)
+            if self.start in (pieces[token][:size], pieces[token].lstrip()[:size])
+        ]
         """Tokens that are the start tag, after white space or none."""
         self.spelling = [
             [*index.of(rest[:end] for end in range(1, len(rest))), *completing]
@@ -56,10 +61,6 @@ class ThinkingTokens:
         ]
         """Tokens that continue or complete it."""
         self._passing = {(tag, at): self._passing_end(tag, at) for tag in self.ends for at in range(len(tag))}
-
-    def _begins_with_start(self, token_id: int) -> bool:
-        piece = self.table.pieces[token_id]
-        return piece.startswith(self.start) or piece.lstrip().startswith(self.start)
 
     def passing(self, tail: bytes) -> list[int]:
         """Return the tokens that hold content after an end of thinking, if the text so far ends with `tail`."""
@@ -360,17 +361,14 @@ class ThinkingConstraint:
 
     def copy(self) -> ThinkingConstraint:
         """Return a copy, which cannot roll back tokens that were accepted before it was made."""
-        copied = copy.copy(self)
-        copied._take_copies()  # noqa: SLF001 - of our own
-        return copied
-
-    def _take_copies(self) -> None:
+        copied: ThinkingConstraint = copy.copy(self)
         is_shared = self._content is self._inner
-        self._undo = deque(maxlen=_MAX_ROLLBACK)
-        self._inner = None if self._inner is None else self._inner.copy()
-        self._calls = None if self._calls is None else self._calls.copy()
-        self._content = self._inner if is_shared else None if self._content is None else self._content.copy()
-        self._scratch = None if self._scratch is None else self._scratch.copy()
+        copied._undo = deque(maxlen=_MAX_ROLLBACK)
+        copied._inner = None if self._inner is None else self._inner.copy()
+        copied._calls = None if self._calls is None else self._calls.copy()
+        copied._content = copied._inner if is_shared else None if self._content is None else self._content.copy()
+        copied._scratch = None if self._scratch is None else self._scratch.copy()
+        return copied
 
 
 def _is_blank(data: bytes) -> bool:
