@@ -60,6 +60,8 @@ class Image:
 
     def __init__(self, source: object, *, name: str = "") -> None:
         self.name = name
+        self.width: int
+        self.height: int
         if isinstance(source, (str, os.PathLike)):
             self._from_file(file_bytes("image", validation.path("image", source), MAX_IMAGE_BYTES))
         elif isinstance(source, (bytes, bytearray, memoryview)):
