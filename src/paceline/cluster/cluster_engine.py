@@ -49,7 +49,7 @@ from paceline.engine.questions import (
 )
 from paceline.engine.worker import messages
 from paceline.engine.worker.worker_engine import FrontEngine, FrontModel, LlamaFrontModel, no_samplers
-from paceline.engine.worker.worker_telemetry import ReplicaTotals, RequestsWatch
+from paceline.engine.worker.worker_telemetry import RequestsWatch, WorkerTotals
 from paceline.errors import Aborted, AdapterError, EngineError, EngineStopped, Unsupported
 from paceline.media import MediaExtent
 from paceline.observability.heartbeat import Heartbeat, Pulse, Sign, WorkerHistory, heartbeat_of, starting
@@ -395,7 +395,7 @@ class ClusterEngine(FrontEngine):
         self.metrics = Metrics(self.config.num_slots, has_ticks=False)  # the replicas count ticks
         self._inbox = FrontInbox(1, self.config.max_queue_tokens)
         self._router = OutputRouter(self._inbox)
-        self._totals = ReplicaTotals()
+        self._totals = WorkerTotals()
         watch = RequestsWatch(Instruments((), own=self.metrics), self._clock)
         self._dispatcher = Dispatcher(make_calls, self._inbox, self._router, self._clock, watch)
         self._thread = self._dispatcher
@@ -423,7 +423,7 @@ class ClusterEngine(FrontEngine):
         self._dispatcher.adapter_paths = lambda: {adapter.name: adapter.path for adapter in adapters.all()}
         self._dispatcher.on_joined = on_joined
         self._dispatcher.announce()
-        self._dispatcher.on_gone = self._totals.gone
+        self._dispatcher.on_gone = self._totals.died
 
     def _first_replica(self, cancel: threading.Event | None) -> messages.Ready:
         while cancel is None or not cancel.is_set():
@@ -501,7 +501,7 @@ class ClusterEngine(FrontEngine):
         """Return the metrics of all replicas together. A replica that is gone counts with its last report."""
         with suppress(EngineStopped):
             for name, snapshot in self.replica_stats().items():
-                self._totals.report(name, snapshot)
+                self._totals.report(snapshot, name=name)
         return self._totals.together(self.metrics.snapshot())
 
     def reported_stats(self, max_age_s: float) -> None:

@@ -38,7 +38,7 @@ from paceline.engine.worker import messages
 from paceline.engine.worker.black_box import BEAT_S, BlackBox, PassAllowance, TracingExecutor, WorkerPulse
 from paceline.engine.worker.messages import Link
 from paceline.engine.worker.worker_requests import RequestPreparer, SocketSink, WorkQueue
-from paceline.engine.worker.worker_telemetry import TracingSink, WorkerTrace
+from paceline.engine.worker.worker_telemetry import WorkerTrace
 from paceline.errors import InvalidParams, PacelineError
 from paceline.observability.metrics import Instruments, Metrics, resolve_instruments
 from paceline.request import RequestOptions, turn_s
@@ -265,7 +265,7 @@ class Worker:
             calibration.end()
             calibration = None
         scheduler.reports_held_back = True
-        sink = self._socket_sink = SocketSink(self._link, self._inbox, backend, self._report)
+        sink = self._socket_sink = SocketSink(self._link, self._inbox, backend, self._report, trace)
         lost = {key: failure for key, path in setup.adapters.items() if (failure := _load_again(backend, key, path))}
         self._preparer = preparer = RequestPreparer(self._inbox, sink, backend, self._box, lost, self._encoder)
         if self._encoder is not None:
@@ -281,10 +281,9 @@ class Worker:
         self._resources = parts.resources(folder, sink.ask, self._inbox.next_key, self._report)
         if setup.num_restarts:
             instruments.engine_restarted(self._clock.now())
-        way_out = sink if trace is None else TracingSink(sink, trace)
         engine = Engine(self._inbox, scheduler, executor, calibration)
         pulse = WorkerPulse(self._clock, self._box, arguments.config.hang_timeout_s)
-        self._runner = Runner(engine, self._inbox, way_out, pulse, backend.abort, (*at_end, self._end))
+        self._runner = Runner(engine, self._inbox, sink, pulse, backend.abort, (*at_end, self._end))
         facts = {} if parts.model is None else model_facts(parts.model)
         return messages.Ready(messages.PROTOCOL, asdict(parts.limits), facts, list(parts.adapters))
 

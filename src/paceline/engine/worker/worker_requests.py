@@ -30,6 +30,7 @@ from paceline.engine.questions import Call, Question, Reply, find_question
 from paceline.engine.worker import messages
 from paceline.engine.worker.black_box import BlackBox
 from paceline.engine.worker.messages import Link
+from paceline.engine.worker.worker_telemetry import WorkerTrace
 from paceline.errors import Aborted, AdapterError, Cancelled, EngineStopped, PacelineError, Unsupported
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions, cache_scope
@@ -65,10 +66,25 @@ class _SentState:
 
 
 class SocketSink:
-    """Sends the changes of every request since its last message. report: sends the metrics; called while ticks pass."""
+    """Sends the changes of every request since its last message.
 
-    def __init__(self, link: Link, inbox: Inbox, backend: Backend, report: Callable[[], None]) -> None:
-        self._link, self._inbox, self._backend, self._report = link, inbox, backend, report
+    Args:
+        link: The socket to the front.
+        inbox: The engine's commands.
+        backend: Has the states of samplers.
+        report: Sends the metrics; called while ticks pass.
+        trace: Its lines are sent before the events of a tick, so that the front has them when a request has ended.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        inbox: Inbox,
+        backend: Backend,
+        report: Callable[[], None],
+        trace: WorkerTrace | None = None,
+    ) -> None:
+        self._link, self._inbox, self._backend, self._report, self._trace = link, inbox, backend, report, trace
         self._sent: dict[int, _SentState] = {}
         self._results = PendingResults()
         self._calls: dict[int, tuple[int, _AnyQuestion]] = {}  # of the front, with their numbers, by key
@@ -103,6 +119,8 @@ class SocketSink:
 
     def deliver(self, events: list[Event]) -> None:
         """Send a tick's events and the replies to questions in one write: the front wakes up once for both."""
+        if self._trace is not None:
+            self._trace.flush()
         sent: list[RequestEvent] = []
         replies: dict[int, bytes] = {}
         for event in events:
@@ -182,7 +200,11 @@ class SocketSink:
                 self._link.send(messages.encode(Reply(call[0])))
                 self._calls.pop(key, None)
 
-        end_each([*self._sent, *self._results, *self._calls], end)
+        try:
+            if self._trace is not None:
+                self._trace.flush()
+        finally:
+            end_each([*self._sent, *self._results, *self._calls], end)
 
     def close(self) -> None:
         """End what is still open, as the thread has ended."""

@@ -10,12 +10,11 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from paceline.clock import Clock
 from paceline.engine.client import close_trace
-from paceline.engine.engine_thread import EventSink
 from paceline.errors import PacelineError
 from paceline.observability import metric_table as table
 from paceline.observability.metric_table import Histogram, MetricsSnapshot, Sample
@@ -33,7 +32,6 @@ from paceline.scheduling.records import (
     Embedded,
     EmbeddingRequest,
     EndRecord,
-    Event,
     RequestEvent,
     RequestRecord,
     Started,
@@ -178,118 +176,63 @@ class WorkerTrace(EventInstrument):
             self._lines.append(to_line(event, self._zero_s))
 
 
-class TracingSink:
-    """A sink that sends a tick's lines before its events, so that the front has them when a request has ended."""
-
-    def __init__(self, sink: EventSink, trace: WorkerTrace) -> None:
-        self._sink, self._trace = sink, trace
-
-    def deliver(self, events: list[Event]) -> None:
-        """See `EventSink`."""
-        self._trace.flush()
-        self._sink.deliver(events)
-
-    def end_all(self, error: PacelineError) -> None:
-        """See `EventSink`."""
-        try:
-            self._trace.flush()
-        finally:
-            self._sink.end_all(error)
-
-    def close(self) -> None:
-        """See `EventSink`."""
-        self._sink.close()
-
-
 class WorkerTotals:
-    """The metrics that all workers of an engine have reported. Any thread. reported_s: when the current one did so last."""
+    """The metrics that workers, or replicas by their names, have reported. Any thread.
+
+    Attributes:
+        reported_s: The time of the last report; -inf after the worker's death.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.reported_s = -math.inf
         self._past: dict[_Place, Sample] = {}
-        self._now: dict[_Place, Sample] = {}
+        self._now: dict[str, tuple[Sample, ...]] = {}
 
-    def report(self, samples: Iterable[Sample], now_s: float = -math.inf) -> None:
-        """Replace the metrics of the current worker."""
+    def report(self, samples: Iterable[Sample], now_s: float = -math.inf, name: str = "") -> None:
+        """Replace the metrics of a worker."""
         with self._lock:
-            self._now = {(one.name, one.labels): one for one in samples}
+            self._now[name] = tuple(samples)
             self.reported_s = now_s
 
-    def died(self) -> None:
-        """Add up the counters and histograms of a dead worker; drop its gauges."""
+    def died(self, name: str = "") -> None:
+        """Add up the counters and histograms of a worker that is gone; drop its gauges."""
         with self._lock:
-            self._past = _added(self._past, (one for one in self._now.values() if one.kind != "gauge"))
-            self._now = {}
+            _add(self._past, (sample for sample in self._now.pop(name, ()) if sample.kind != "gauge"))
             self.reported_s = -math.inf
 
     def together(self, front: MetricsSnapshot) -> MetricsSnapshot:
-        """Return all metrics in the order of the table; those of requests, and the number of slots, are the front's."""
-        samples: dict[_Place, Sample] = {(one.name, one.labels): one for one in front}
+        """Return all metrics in the order of the table. Those of requests, and the number of slots, are the front's."""
+        samples: dict[_Place, Sample] = {(sample.name, sample.labels): sample for sample in front}
         with self._lock:
-            for place, sample in (self._past | self._now).items():
-                if place[0] not in _FRONT_METRICS:
-                    both = place in self._past and place in self._now
-                    samples[place] = _sum(self._past[place], sample) if both else sample
+            total = dict(self._past)
+            for now in self._now.values():
+                _add(total, now)
+        samples |= {place: sample for place, sample in total.items() if place[0] not in _FRONT_METRICS}
         order = {name: index for index, name in enumerate(table.NAMES)}
-        return MetricsSnapshot(tuple(sorted(samples.values(), key=lambda one: order[one.name])))
+        return MetricsSnapshot(tuple(sorted(samples.values(), key=lambda sample: order[sample.name])))
 
 
-class ReplicaTotals:
-    """The metrics that several engines side by side have reported, each by its name. Any thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._replicas: dict[str, tuple[Sample, ...]] = {}
-        self._past = WorkerTotals()
-
-    def report(self, name: str, samples: Iterable[Sample]) -> None:
-        """Replace the metrics of an engine."""
-        with self._lock:
-            self._replicas[name] = tuple(samples)
-
-    def gone(self, name: str) -> None:
-        """Add up the counters and histograms of an engine that is gone; drop its gauges."""
-        with self._lock:
-            samples = self._replicas.pop(name, ())
-            self._past.report(samples)
-            self._past.died()
-
-    def together(self, front: MetricsSnapshot) -> MetricsSnapshot:
-        """Return all metrics, as `WorkerTotals.together` does; gauges are sums as well."""
-        with self._lock:
-            now: dict[_Place, Sample] = {}
-            for samples in self._replicas.values():
-                now = _added(now, samples)
-            self._past.report(now.values())
-            return self._past.together(front)
-
-
-def _added(samples: Mapping[_Place, Sample], more: Iterable[Sample]) -> dict[_Place, Sample]:
-    added = dict(samples)
-    for one in more:
-        place = (one.name, one.labels)
-        added[place] = _sum(added.get(place), one)
-    return added
+def _add(samples: dict[_Place, Sample], more: Iterable[Sample]) -> None:
+    for sample in more:
+        place = (sample.name, sample.labels)
+        samples[place] = _sum(samples.get(place), sample)
 
 
 def _sum(first: Sample | None, second: Sample) -> Sample:
     if first is None:
         return second
-    one, other = first.value, second.value
-    if isinstance(one, Histogram) and isinstance(other, Histogram):
-        return Sample(second.name, second.kind, second.labels, _joined(one, other))
-    assert not isinstance(one, Histogram)  # noqa: S101 - a metric keeps its kind
-    assert not isinstance(other, Histogram)  # noqa: S101
-    return Sample(second.name, second.kind, second.labels, one + other)
-
-
-def _joined(one: Histogram, other: Histogram) -> Histogram:
-    full = [each for each in (one, other) if each.count]
-    return Histogram(
-        bounds=other.bounds,
-        counts=tuple(a + b for a, b in zip(one.counts, other.counts, strict=True)),
-        sum=one.sum + other.sum,
-        smallest=min((each.smallest for each in full), default=0.0),
-        largest=max((each.largest for each in full), default=0.0),
-    )
+    before, now = first.value, second.value
+    if isinstance(before, Histogram) and isinstance(now, Histogram):
+        filled = [histogram for histogram in (before, now) if histogram.count]
+        joined = Histogram(
+            bounds=now.bounds,
+            counts=tuple(a + b for a, b in zip(before.counts, now.counts, strict=True)),
+            sum=before.sum + now.sum,
+            smallest=min((histogram.smallest for histogram in filled), default=0.0),
+            largest=max((histogram.largest for histogram in filled), default=0.0),
+        )
+        return Sample(second.name, second.kind, second.labels, joined)
+    assert not isinstance(before, Histogram)  # noqa: S101 - a metric keeps its kind
+    assert not isinstance(now, Histogram)  # noqa: S101
+    return Sample(second.name, second.kind, second.labels, before + now)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from paceline.engine.worker.worker_telemetry import ReplicaTotals, RequestsWatch, WorkerTotals
+from paceline.engine.worker.worker_telemetry import RequestsWatch, WorkerTotals
 from paceline.observability.metrics import Metrics
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
@@ -106,17 +106,17 @@ def test_requests_are_the_fronts_however_often_a_worker_saw_them() -> None:
 
 def test_engines_side_by_side_are_added_up_and_those_that_are_gone_stay_counted() -> None:
     """Counters are sums over all engines that ever reported; a report replaces the one before of the same engine."""
-    totals, front = ReplicaTotals(), Metrics()
-    totals.report("a", worker_with(2, 0.1).snapshot())
-    totals.report("b", worker_with(3, 0.1).snapshot())
-    totals.report("b", worker_with(4, 0.1).snapshot())
+    totals, front = WorkerTotals(), Metrics()
+    totals.report(worker_with(2, 0.1).snapshot(), name="a")
+    totals.report(worker_with(3, 0.1).snapshot(), name="b")
+    totals.report(worker_with(4, 0.1).snapshot(), name="b")
     embedded = "paceline_texts_embedded_total"
     assert totals.together(front.snapshot()).number(embedded) == 2 * (2 + 4)
-    totals.gone("b")
-    totals.gone("none")
+    totals.died("b")
+    totals.died("none")
     assert totals.together(front.snapshot()).number(embedded) == 2 * (2 + 4)
-    totals.report("a", worker_with(5, 0.1).snapshot())
-    totals.report("c", worker_with(1, 0.1).snapshot())
+    totals.report(worker_with(5, 0.1).snapshot(), name="a")
+    totals.report(worker_with(1, 0.1).snapshot(), name="c")
     both = totals.together(front.snapshot())
     assert both.number(embedded) == 2 * (4 + 5 + 1)
     assert both.histogram("paceline_tick_seconds", "embed").count == 10
