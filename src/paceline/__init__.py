@@ -81,7 +81,6 @@ if TYPE_CHECKING:
     from paceline.scheduling.strategies import BatchStrategy, SchedulerView, TokenAllocation
     from paceline.speculation.drafter import BatchDrafter, Drafter, SharingDrafter
     from paceline.speculation.drafters.ngram import NgramDrafter
-    from paceline.speculation.drafters.shared_ngrams import NgramCacheDrafter, NgramModDrafter
     from paceline.streaming import (
         AsyncBatchStream,
         AsyncStream,
@@ -118,7 +117,6 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "paceline.scheduling.strategies": ("BatchStrategy", "SchedulerView", "TokenAllocation"),
     "paceline.speculation.drafter": ("BatchDrafter", "Drafter", "SharingDrafter"),
     "paceline.speculation.drafters.ngram": ("NgramDrafter",),
-    "paceline.speculation.drafters.shared_ngrams": ("NgramCacheDrafter", "NgramModDrafter"),
     "paceline.streaming": (
         "AsyncBatchStream",
         "AsyncStream",
@@ -214,9 +212,7 @@ __all__ = [  # noqa: RUF022 - sorted as sorted() does
     "ModelStatus",
     "ModelUnloaded",
     "ModelsBusy",
-    "NgramCacheDrafter",
     "NgramDrafter",
-    "NgramModDrafter",
     "NoKvSlot",
     "NoTokenAllowed",
     "NotEnoughMemory",

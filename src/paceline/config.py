@@ -31,11 +31,11 @@ class EngineConfig:
             with a `plan` method (see `BatchStrategy`). A name may have options: "paced:patience=4", or
             {"name": "paced", "patience": 4}.
         speculation: What proposes tokens ahead of decoding, which the ordinary tick verifies: "ngram" (prompt lookup),
-            "ngram-mod" and "ngram-cache" (n-grams of all requests of a tenant), "draft-model" (with draft_model, which alone
-            does the same), "mtp" (the model's own heads), "eagle3:model=FILE", "dflash:model=FILE", a name with options such as
-            "ngram:size_n=6" or {"name": "ngram", "size_n": 6}, "module:attr", or an object with the methods of `Drafter`;
-            several, as "ngram,ngram-mod" or in a list, of which the first that proposes something for a sequence counts; None:
-            nothing does. A model whose memory cannot take wrong drafts back is refused.
+            "draft-model" (with draft_model, which alone does the same), "mtp" (the model's own heads), "eagle3:model=FILE",
+            "dflash:model=FILE", a name with options such as "ngram:size_n=6" or {"name": "ngram", "size_n": 6}, "module:attr",
+            or an object with the methods of `Drafter`; several, as "ngram,draft-model" or in a list, of which the first that
+            proposes something for a sequence counts; None: nothing does. A model whose memory cannot take wrong drafts back is
+            refused.
         max_draft: Most tokens that are proposed for a sequence in a tick, 1 to 64; fewer are where more do not pay.
         min_draft: Least tokens of a proposal that is verified at all, 0 to 64.
         itl_target_ms: Inter-token latency that "paced" aims at; None: 250 on a CPU, 50 if a GPU computes (for a `Model` that

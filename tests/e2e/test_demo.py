@@ -70,7 +70,10 @@ def test_speculation_is_measured_against_the_same_requests_without_it(tmp_path: 
     """Text that repeats itself has drafts that are accepted; output is what it is without."""
     again = {"prompt": "a" * 40, "max_tokens": 250, "temperature": 0, "ignore_eos": True, "logit_bias": {"97": 100}}
     file = requests_file(tmp_path, [again])  # alone, so that no neighbour's tick is too long for a trial
-    for options in (("--speculate",), ("--speculation", "ngram-cache,ngram:size_n=2")):  # of 250 tokens some are tried
+    for options in (
+        ("--speculate",),
+        ("--speculation", "ngram:size_n=3,ngram:size_n=2"),
+    ):  # of 250 tokens some are tried
         found = json.loads(output("demo", "-t", "1", "--json", "--requests", file, *options))
         summary = found["summary"]
         assert 0 < summary["accepted_tokens"] <= summary["draft_tokens"]

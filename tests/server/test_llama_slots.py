@@ -162,11 +162,11 @@ def test_idle_slots_are_listed_without_what_they_do(client: httpx.Client) -> Non
 
 def test_drafts_are_shown_under_llama_servers_names() -> None:
     """What drafts, in slots and settings; how many of a request, in its timings; none where it wants none."""
-    drafting = {**DEMO_ENGINE, "speculation": "tests.drafters:LastAgain,ngram-mod"}
+    drafting = {**DEMO_ENGINE, "speculation": "tests.drafters:LastAgain,ngram"}
     with RunningServer(ServerSettings(engine_options=drafting)) as running, running.client() as client:
         assert all(slot["speculative"] for slot in client.get("/slots").json())
         shown = client.get("/props").json()["default_generation_settings"]["params"]["speculative.types"]
-        assert shown == "tests.drafters:LastAgain,ngram-mod"
+        assert shown == "tests.drafters:LastAgain,ngram-simple"
         # Drafts may not pay on a busy machine; after 64 tokens without any some are tried in any case.
         again = {"n_predict": 120, "logit_bias": [[97, 100.0]]}
         found = complete(client, [97] * 8, **again)

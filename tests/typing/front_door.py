@@ -130,7 +130,9 @@ def engines(path: Path) -> None:
     paceline.LLM(path, num_slots=np.int32(2), n_ctx=4096, lora=[path], mmproj=True, trace=path, flash_attn="on")
     paceline.LLM("a.gguf", strategy="paced:patience=4", lora={"style": "b.gguf"}, n_gpu_layers=None, rpc=("a:1", "b:2"))
     paceline.LLM(strategy={"name": "paced", "patience": 4}, draft_model=path, draft_options={"n_gpu_layers": 0})
-    paceline.LLM(speculation=["ngram", {"name": "ngram-mod"}, paceline.NgramDrafter()], kv_overrides={"a.b": 3})
+    paceline.LLM(
+        speculation=["ngram", {"name": "ngram", "size_n": 8}, paceline.NgramDrafter()], kv_overrides={"a.b": 3}
+    )
     paceline.LLM(cancel=threading.Event(), progress=print, tensor_split=[1, 2.5], fit_target_bytes=[1 << 30])
     paceline.AsyncLLM(n_ctx=None, isolation="process", instruments=["module:Counter"])
     paceline.LLM(["a-00001-of-00002.gguf", path])

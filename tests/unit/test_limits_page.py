@@ -202,7 +202,6 @@ FIGURES = {
     "experts of a model": f"{gguf_check.MAX_EXPERTS:,}",
     "bytes of a remote file's header": _bytes(remote_header._MOST_BYTES),
     "beginning of a model's file that is compared to notice a replaced file": _bytes(gguf_file._HEADER_BYTES),
-    "bytes of a lookup cache": _bytes(saved_prefixes._MOST_BYTES),
     "bytes of a hub's listing": _bytes(network._MAX_LISTING_BYTES),
     "time until a hub has sent its headers, with redirects": _seconds(network.HEAD_S),
     "time until a hub's listing is complete, after its headers": _seconds(network.SMALL_BODY_S),

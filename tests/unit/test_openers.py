@@ -16,7 +16,7 @@ import pytest
 from paceline import Conversation, Model, validation
 from paceline.cli.config_file import read_config
 from paceline.cli.inputs import text_file
-from paceline.engine.saved_prefixes import LookupFiles, StateFiles
+from paceline.engine.saved_prefixes import StateFiles
 from paceline.errors import PacelineError
 from paceline.media.source_bytes import file_bytes
 from paceline.model_manager.model_settings import read_models_file
@@ -28,7 +28,6 @@ from paceline.runtime.projector import MediaProjector
 from paceline.server.flags.setters import DiskFiles
 from paceline.server.listeners import CannotListen, tls_context
 from paceline.server.settings import ServerSettings
-from paceline.speculation.drafters.shared_ngrams import NgramCacheDrafter
 
 pytestmark = pytest.mark.native
 LONG_S = 20.0
@@ -56,7 +55,6 @@ OPENERS: dict[str, Callable[[Path], object]] = {
     "text of a command": lambda path: text_file("--file", path),
     "file of a flag": DiskFiles(lambda _: None).read,
     "certificate": lambda path: tls_context(ServerSettings(ssl_certfile=path, ssl_keyfile=path)),
-    "lookup cache": lambda path: LookupFiles(NgramCacheDrafter(lookup_cache_static=str(path))),
 }
 TAKE_PIPES = ("config file", "models file", "text of a command", "file of a flag", "image", "trace", "certificate")
 SENT = {"models file": b"[models.m]\nmodel = 'm.gguf'\n", "trace": TRACE}

@@ -38,7 +38,7 @@ from paceline.engine.memory_fit import (
 )
 from paceline.engine.memory_needs import MemoryFit, fit_to_memory
 from paceline.engine.questions import Resources
-from paceline.engine.saved_prefixes import LookupFiles, SavedPrefixes, StateFiles
+from paceline.engine.saved_prefixes import SavedPrefixes, StateFiles
 from paceline.errors import Aborted, InvalidParams, ModelLoadError, NotEnoughMemory, Unsupported
 from paceline.params import SamplingParams
 from paceline.runtime import (
@@ -246,19 +246,17 @@ def assemble(
     config = arguments.config
     strategy, place = resolve_strategy(config.strategy), DraftModelPlace()
     drafter = resolve_drafter(config.speculation, place)
-    lookup_files = LookupFiles(drafter)  # read before a model is loaded for minutes
     parts = make(arguments)
     try:
         if parts.draft is not None:
             drafter = place.filled(drafter, parts.draft.drafter)
         attach_heads(drafter, parts.backend)
-        lookup_files.put_in(parts.limits.n_vocab)
     except BaseException:
         for end in (*(() if parts.encoder is None else (parts.encoder.close,)), *parts.at_end):
             end()
         raise
     parts.scheduler = scheduler = Scheduler(parts.limits, strategy, clock, sink, drafter)
-    parts.at_end = (scheduler.reset, lookup_files.save, *parts.at_end)  # the reset frees the prefixes in host memory
+    parts.at_end = (scheduler.reset, *parts.at_end)  # the reset frees the prefixes in host memory
     if parts.context is not None:
         parts.calibration = Calibration(parts.context, parts.model, parts.limits.num_slots, scheduler.calibrate)
         parts.calibration.begin()

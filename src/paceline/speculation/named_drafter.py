@@ -1,4 +1,4 @@
-"""Drafters by name: `ngram`, `ngram-mod:size_n=6` or a mapping; `module:attr` for one of the user's own."""
+"""Drafters by name: `ngram`, `ngram:size_n=6` or a mapping; `module:attr` for a drafter of the user's own."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ from paceline.speculation.drafter import Drafter, Drafters
 from paceline.speculation.drafters.heads import DFlashDrafter, Eagle3Drafter, HeadsDrafter, MtpDrafter
 from paceline.speculation.drafters.ngram import NgramDrafter
 
-_SHIPPED: Mapping[str, type | str] = {
+_SHIPPED: Mapping[str, type] = {
     "dflash": DFlashDrafter,
     "eagle3": Eagle3Drafter,
     "mtp": MtpDrafter,
     "ngram": NgramDrafter,
-    "ngram-cache": "paceline.speculation.drafters.shared_ngrams:NgramCacheDrafter",  # by name, as NumPy takes a while to load
-    "ngram-mod": "paceline.speculation.drafters.shared_ngrams:NgramModDrafter",
 }
 DRAFT_MODEL = "draft-model"
 """The name of a draft model among drafters; it is loaded with the engine."""
@@ -35,7 +33,7 @@ def resolve_drafter(
     """Return the drafter of a name or of `module:attr`; a drafter itself is returned as is, and None for no speculation.
 
     A name may have options, as "ngram:size_n=6,size_m=16" or {"name": "ngram", "size_n": 6}. `module:attr` leads to a drafter or
-    to a class, which is called with the options. Several, as "ngram,ngram-mod" or in a list, become a tuple. draft_model: the
+    to a class, which is called with the options. Several, as "ngram,draft-model" or in a list, become a tuple. draft_model: the
     drafter named "draft-model". Raises `InvalidParams` for a name that is unknown or cannot be loaded, for a wrong value of an
     option and for an empty list, `InvalidType` for an unknown option and for an object that is no drafter.
     """
@@ -68,7 +66,7 @@ def drafter_parts(value: Any) -> list[Any]:
 
 
 def _texts(text: str) -> list[str]:
-    """Return the parts of "ngram:size_n=6,size_m=16,ngram-mod": a part KEY=VALUE belongs to the options before it."""
+    """Return the parts of "ngram:size_n=6,size_m=16,draft-model": a part KEY=VALUE belongs to the options before it."""
     found: list[str] = []
     for part in text.split(","):
         if found and _OPTION.fullmatch(part):
@@ -103,6 +101,11 @@ def draft_heads_of(value: Any) -> HeadsDrafter | None:
 def _parsed(value: str | Mapping[str, Any]) -> NamedObject:
     named = NamedObject.parse("speculation", value, _SHIPPED)
     name, colon, _ = named.name.partition(":")
+    if name in ("ngram-cache", "ngram-mod"):
+        raise InvalidParams(
+            f"speculation {name!r} is no drafter any more, since 'ngram', which looks up a request's own tokens, saves more "
+            "passes; give 'ngram'"
+        )
     if name == DRAFT_MODEL:
         if colon or named.options:
             raise InvalidParams(

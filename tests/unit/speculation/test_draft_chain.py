@@ -15,7 +15,6 @@ from paceline.errors import DrafterError, InvalidParams, InvalidType
 from paceline.speculation.acceptance import Acceptance, UsualAcceptance
 from paceline.speculation.depth_chooser import DepthChooser
 from paceline.speculation.drafters.ngram import NgramDrafter
-from paceline.speculation.drafters.shared_ngrams import NgramModDrafter
 from paceline.speculation.drafting import DraftChain
 from paceline.speculation.named_drafter import check_drafter_name, resolve_drafter
 
@@ -184,19 +183,19 @@ def test_expected_tokens_are_the_worths_together() -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        "ngram:size_n=3,size_m=8,ngram-mod:table_mib=1",
-        "ngram:size_n=3,size_m=8, ngram-mod:table_mib=1",
-        ["ngram:size_n=3,size_m=8", {"name": "ngram-mod", "table_mib": 1}],
-        (NgramDrafter(size_n=3, size_m=8), "ngram-mod:table_mib=1"),
-        ["ngram:size_n=3,size_m=8,ngram-mod:table_mib=1"],
+        "ngram:size_n=3,size_m=8,ngram:size_n=2",
+        "ngram:size_n=3,size_m=8, ngram:size_n=2",
+        ["ngram:size_n=3,size_m=8", {"name": "ngram", "size_n": 2}],
+        (NgramDrafter(size_n=3, size_m=8), "ngram:size_n=2"),
+        ["ngram:size_n=3,size_m=8,ngram:size_n=2"],
     ],
 )
 def test_several_are_named_with_commas_or_in_a_list(value: Any) -> None:
     """Options belong to the name before them."""
     check_drafter_name(value)
     first, second = resolve_drafter(value)  # type: ignore[misc]
-    assert isinstance(first, NgramDrafter) and isinstance(second, NgramModDrafter)
-    assert (first._size_n, first._size_m, second._num_entries) == (3, 8, 131_072)
+    assert isinstance(first, NgramDrafter) and isinstance(second, NgramDrafter)
+    assert (first._size_n, first._size_m, second._size_n) == (3, 8, 2)
 
 
 def test_a_list_of_one_is_that_one() -> None:
@@ -209,11 +208,13 @@ def test_a_list_of_one_is_that_one() -> None:
     [
         ([], InvalidParams, "empty list"),
         (["ngram", "ngrm"], InvalidParams, "ngram"),
-        ("ngram,", InvalidParams, "ngram-mod"),
+        ("ngram,", InvalidParams, "draft-model"),
+        ("ngram,ngram-mod:size_n=3", InvalidParams, "give 'ngram'"),
+        ({"name": "ngram-cache"}, InvalidParams, "give 'ngram'"),
         ("ngram,size_n=3", InvalidParams, "size_n=3"),
-        ("ngram:size_n=3,size_q=4,ngram-mod", InvalidType, "size_n"),
+        ("ngram:size_n=3,size_q=4,ngram", InvalidType, "size_n"),
         (["ngram", 3], InvalidType, "begin"),
-        (["ngram", ["ngram-mod"]], InvalidType, "begin"),
+        (["ngram", ["ngram"]], InvalidType, "begin"),
         ([one := NgramDrafter(), one], InvalidParams, "twice"),
     ],
 )

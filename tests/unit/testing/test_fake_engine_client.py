@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from paceline.engine import EngineClient
 from paceline.errors import EngineStopped, InvalidParams, Unsupported
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
-from paceline.speculation.drafters.shared_ngrams import NgramModDrafter
+from paceline.speculation.drafters.ngram import NgramDrafter
 from paceline.testing import FakeEngineClient
 
 PARAMS = SamplingParams(max_tokens=5, ignore_eos=True, temperature=0)
@@ -45,10 +46,22 @@ def test_a_wrong_request_is_refused_and_the_next_one_is_served() -> None:
     engine.close()
 
 
+ended: list[int] = []
+
+
+class SharingNgrams(NgramDrafter):
+    def begin_shared(self, key: int, token_ids: Sequence[int], _namespace: object) -> None:
+        self.begin(key, token_ids)
+
+    def end(self, key: int) -> None:
+        super().end(key)
+        ended.append(key)
+
+
 def test_it_drafts_with_the_drafter_of_its_config() -> None:
     """It gets the tokens of every sequence, within the config's limits; draft heads have no model to follow."""
     params = SamplingParams(max_tokens=60, ignore_eos=True, temperature=0)
-    drafter: Any = NgramModDrafter(size_n=3)
+    drafter: Any = SharingNgrams(size_n=3)
     plain, engine = (
         FakeEngineClient(),
         FakeEngineClient(config=EngineConfig(speculation=drafter, max_draft=4)),
@@ -62,6 +75,6 @@ def test_it_drafts_with_the_drafter_of_its_config() -> None:
     assert engine.limits.max_draft == 4
     plain.close()
     engine.close()
-    assert len(drafter._ended) == 2
+    assert len(ended) == 2
     with pytest.raises(Unsupported, match="'ngram'"):
         FakeEngineClient(config=EngineConfig(speculation="mtp"))

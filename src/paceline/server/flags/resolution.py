@@ -792,9 +792,6 @@ def _together(draft: Draft) -> None:
 # ---- drafts
 
 
-_LOOKUP_CACHES: Final = ("lookup_cache_static", "lookup_cache_dynamic")
-
-
 _DRAFT_OPTIONS: Final = (
     "p_min", "n_gpu_layers", "devices", "n_threads", "n_threads_batch", "type_k", "type_v", "tensor_overrides", "cpu_moe",
     "n_cpu_moe",
@@ -876,12 +873,6 @@ def resolve_spec_type(draft: Draft) -> None:
         for option in kind.sizes
         if other not in names and draft.get(kind.aside(option)) is not None
     ]
-    if "ngram-cache" not in names:
-        draft.notes += [
-            f"{draft.origins[f'aside.{name}'].name} has no effect without --spec-type ngram-cache"
-            for name in _LOOKUP_CACHES
-            if draft.get(f"aside.{name}") is not None
-        ]
     if not names:
         if draft.get("engine.speculation") is None:
             draft.notes += [
@@ -902,19 +893,7 @@ def _drafter(draft: Draft, kind: SpecType) -> dict[str, Any]:
     options = {
         option: default if given[option] is None else given[option] for option, (_, default) in kind.sizes.items()
     }
-    if options.get("min_m", 0) > options.get("size_m", 0):
-        raise InvalidParams(
-            f"--spec-ngram-mod-n-min {options['min_m']} is more than --spec-ngram-mod-n-max {options['size_m']}, so that "
-            "nothing would ever be proposed; make it less"
-        )
-    return {"name": kind.drafter, **options, **_heads_options(draft, kind), **_lookup_files(draft, kind)}
-
-
-def _lookup_files(draft: Draft, kind: SpecType) -> dict[str, str]:
-    if kind is not SPEC_TYPES["ngram-cache"]:
-        return {}
-    paths = {name: draft.get(f"aside.{name}") for name in _LOOKUP_CACHES}
-    return {name: str(path) for name, path in paths.items() if path is not None}
+    return {"name": kind.drafter, **options, **_heads_options(draft, kind)}
 
 
 def _heads_options(draft: Draft, kind: SpecType) -> dict[str, Any]:

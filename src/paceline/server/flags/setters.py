@@ -395,11 +395,6 @@ def _lookup(kind: str) -> SpecType:
 SPEC_TYPES: Final[Mapping[str, SpecType]] = {
     "ngram-simple": _lookup("ngram-simple"),
     "ngram-map-k": _lookup("ngram-map-k"),
-    "ngram-mod": SpecType(
-        "ngram-mod",
-        {"size_n": ("ngram-mod-n-match", 24), "size_m": ("ngram-mod-n-max", 64), "min_m": ("ngram-mod-n-min", 48)},
-    ),
-    "ngram-cache": SpecType("ngram-cache", {}),
     "draft-simple": SpecType(DRAFT_MODEL, {}),
     "draft-mtp": SpecType("mtp", {}),
     "draft-eagle3": SpecType("eagle3", {}),
@@ -414,6 +409,9 @@ HEADS: Final = ("draft-mtp", "draft-eagle3", "draft-dflash", "draft-dspark")
 OTHERS: Final = ("ngram-map-k4v",)
 """What else it has, which is refused."""
 
+SHARED_NGRAMS: Final = ("ngram-mod", "ngram-cache")
+"""Its kinds that learn n-grams of all requests, which are refused as well."""
+
 
 def spec_type(draft: Draft, value: str, label: str) -> None:
     """Store kinds of drafts, apart by commas. Raises for a name that is none."""
@@ -421,12 +419,6 @@ def spec_type(draft: Draft, value: str, label: str) -> None:
     for name in names:
         validation.choice(label, name, ("none", *SPEC_TYPES))
     draft.put("aside.spec_type", UNSET if "none" in names else tuple(names), label)
-
-
-def spec_default(draft: Draft, value: bool, label: str) -> None:
-    """Store the kind that llama-server calls its default, beside others."""
-    if value:
-        draft.put("aside.spec_type", (*draft.get("aside.spec_type", ()), "ngram-mod"), label)
 
 
 def spec_type_names(speculation: Any) -> str:

@@ -214,6 +214,9 @@ _DOCKER = Reject("Docker Hub is not supported; name a repository of the Hugging 
 SPECULATION: Final = Reject(
     f"drafts are made otherwise here; leave it out, or give --spec-type {', '.join(setters.SPEC_TYPES)}"
 )
+_OWN_NGRAMS = Reject(
+    "n-grams are looked up in a request's own tokens here; leave it out, or give --spec-type ngram-simple"
+)
 _REMOVED = Reject("llama-server has removed it; give --spec-draft-n-max, or the sizes of a --spec-type")
 _NO_VIDEO = Ignore("it is about video, which is not supported yet")
 _TOOLS = Reject("the server runs no tools; let the client run them")
@@ -234,6 +237,11 @@ _DRAFTS = (  # names and environment variable of what takes a value
     ("--spec-synth-rates", "LLAMA_ARG_SPEC_SYNTH_RATES"),
     ("--spec-draft-p-split --draft-p-split", "LLAMA_ARG_SPEC_DRAFT_P_SPLIT"),
     *((f"--spec-ngram-map-k4v-{name}", None) for name in ("size-n", "size-m", "min-hits")),
+)
+_SHARED_NGRAMS = (
+    *(f"--spec-ngram-mod-n-{name}" for name in ("match", "max", "min")),
+    "-lcs --lookup-cache-static",
+    "-lcd --lookup-cache-dynamic",
 )
 _REMOVED_NAMES = (
     ("--draft --draft-n --draft-max", "LLAMA_ARG_DRAFT_MAX"),
@@ -727,16 +735,17 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
     "Speculation": (
         Flag("--spec-type", "TYPE,...", read.text, Store("aside.spec_type", setters.spec_type),
              "How drafts are made, with llama-server's sizes: none; ngram-simple and ngram-map-k, which are --speculation "
-             "ngram; ngram-mod and ngram-cache, which are those of --speculation and learn from all requests; draft-simple, "
+             "ngram; draft-simple, "
              "which is the draft model of -md, and the default with it; draft-mtp, the next-token-prediction heads in the "
              "model's file or that of -md; draft-eagle3, the EAGLE-3 file of -md; draft-dflash and draft-dspark, the DFlash or "
              "DSpark file of -md. Of several, in this order, the first that "
              "proposes something for a sequence counts in a tick.",
              env="LLAMA_ARG_SPEC_TYPE",
-             actions=dict.fromkeys(setters.OTHERS, SPECULATION), default="none"),
+             actions=dict.fromkeys(setters.OTHERS, SPECULATION) | dict.fromkeys(setters.SHARED_NGRAMS, _OWN_NGRAMS),
+             default="none"),
         Flag("--speculation", "NAME", read.name_or_table,
              Store("engine.speculation", setters.named("speculation", check_drafter_name)),
-             "What proposes tokens ahead of decoding: ngram, ngram-mod, ngram-cache, draft-model, mtp, eagle3, dflash, "
+             "What proposes tokens ahead of decoding: ngram, draft-model, mtp, eagle3, dflash, "
              "or module:attr. Options follow the name, as in ngram:size_n=6,size_m=16; in a file also as a table with the key "
              "name. Of several, apart by commas, the first that proposes something counts.", table=True, ours=True),
         Flag("-md --spec-draft-model --model-draft", "FILE", read.path, Store("aside.draft_path"),
@@ -786,18 +795,9 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
                 _size(f"{kind}-min-hits", 1, None, "Earlier occurrences without which nothing is proposed", kind),
             )
         ),
-        _size("ngram-mod-n-match", 1, 64, "Tokens that have to match", "ngram-mod"),
-        _size("ngram-mod-n-max", 1, 64, "Most tokens of a proposal", "ngram-mod"),
-        _size("ngram-mod-n-min", 0, 64, "Tokens that have to be known to follow, else none are proposed", "ngram-mod"),
-        Flag("--spec-default", SWITCH, read.switch, Store("aside.spec_type", setters.spec_default),
-             "Draft by ngram-mod, beside the kinds of --spec-type.", default="off"),
-        Flag("-lcs --lookup-cache-static", "FILE", read.path, Store("aside.lookup_cache_static"),
-             "For --spec-type ngram-cache: a lookup cache of llama.cpp, of whose n-grams of 2 tokens the most frequent followers "
-             "are proposed to all requests where nothing else is known.", default="none"),
-        Flag("-lcd --lookup-cache-dynamic", "FILE", read.path, Store("aside.lookup_cache_dynamic"),
-             "For --spec-type ngram-cache: a lookup cache of llama.cpp that is read at load, if it is there, and written when "
-             "the server ends, with what requests without tenant have said.", default="none"),
+        _switch("--spec-default", _OWN_NGRAMS, "Draft by ngram-mod, beside the kinds of --spec-type."),
         *(_value(names, SPECULATION, "About drafts.", env=env) for names, env in _DRAFTS),
+        *(_value(names, _OWN_NGRAMS, "About n-grams of all requests.") for names in _SHARED_NGRAMS),
         *(_value(names, _PLACED, "Threads of the draft model.") for names in _DRAFT_THREADS),
         _switch("--spec-draft-backend-sampling",
                 Ignore("tokens of a draft model are drawn on the CPU"), "About drafts.",

@@ -687,7 +687,23 @@ def test_paths_stay_as_they_were_given() -> None:
 
 def test_another_kind_of_drafts_is_refused_with_those_that_are_there() -> None:
     """N-grams with several followers."""
-    assert "--spec-type ngram-simple, ngram-map-k, ngram-mod, ngram-cache" in refusal("--spec-type", "ngram-map-k4v")
+    assert "--spec-type ngram-simple, ngram-map-k, draft-simple" in refusal("--spec-type", "ngram-map-k4v")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--spec-type ngram-mod",
+        "--spec-type ngram-cache",
+        "--spec-default",
+        "--spec-ngram-mod-n-max 8",
+        "-lcs a",
+        "-lcd a",
+    ],
+)
+def test_n_grams_of_all_requests_are_refused_with_the_drafter_that_is_there(words: str) -> None:
+    """By whatever flag of llama-server they are asked for."""
+    assert refusal(*words.split()).endswith("or give --spec-type ngram-simple")
 
 
 @pytest.mark.parametrize(
@@ -698,29 +714,13 @@ def test_another_kind_of_drafts_is_refused_with_those_that_are_there() -> None:
             "--spec-type ngram-map-k --spec-ngram-map-k-size-n 3 --spec-ngram-map-k-min-hits 2",
             {"name": "ngram", "size_n": 3, "size_m": 48, "min_hits": 2},
         ),
-        ("--spec-type ngram-mod", {"name": "ngram-mod", "size_n": 24, "size_m": 64, "min_m": 48}),
-        ("--spec-default", {"name": "ngram-mod", "size_n": 24, "size_m": 64, "min_m": 48}),
-        (
-            "--spec-default --spec-ngram-mod-n-match 8 --spec-ngram-mod-n-max 16 --spec-ngram-mod-n-min 0",
-            {"name": "ngram-mod", "size_n": 8, "size_m": 16, "min_m": 0},
-        ),
-        ("--spec-type ngram-cache", {"name": "ngram-cache"}),
-        (
-            "--spec-type ngram-cache -lcs a.bin --lookup-cache-dynamic b.bin",
-            {"name": "ngram-cache", "lookup_cache_static": "a.bin", "lookup_cache_dynamic": "b.bin"},
-        ),
         ("--spec-type draft-mtp", {"name": "mtp"}),
         ("--speculation mtp:p_min=0.5", "mtp:p_min=0.5"),
         ("--speculation ngram,eagle3:model=e.gguf,p_min=0.1", "ngram,eagle3:model=e.gguf,p_min=0.1"),
-        ("--speculation ngram-cache:table_mib=4", "ngram-cache:table_mib=4"),
-        ("--speculation ngram:size_n=3,size_m=9,ngram-mod", "ngram:size_n=3,size_m=9,ngram-mod"),
+        ("--speculation ngram:size_n=3,size_m=9,mtp", "ngram:size_n=3,size_m=9,mtp"),
         (
-            "--spec-type ngram-cache,ngram-map-k --spec-ngram-map-k-size-n 3",
-            [{"name": "ngram", "size_n": 3, "size_m": 48, "min_hits": 1}, {"name": "ngram-cache"}],
-        ),
-        (
-            "--spec-type ngram-cache --spec-default",
-            [{"name": "ngram-mod", "size_n": 24, "size_m": 64, "min_m": 48}, {"name": "ngram-cache"}],
+            "--spec-type draft-mtp,ngram-map-k --spec-ngram-map-k-size-n 3",
+            [{"name": "ngram", "size_n": 3, "size_m": 48, "min_hits": 1}, {"name": "mtp"}],
         ),
     ],
 )
@@ -740,9 +740,7 @@ def test_names_that_are_no_kind_of_drafts_are_refused() -> None:
     assert "--spec-draft-n-max" in refusal("--spec-draft-n-max", "65")
     assert "min_draft" in refusal("--spec-draft-n-max", "4", "--spec-draft-n-min", "5")
     assert "both name drafters" in refusal("--spec-type", "ngram-simple", "--speculation", "ngram")
-    assert "both name drafters" in refusal("--spec-default", "--speculation", "ngram")
-    assert "--spec-ngram-mod-n-match" in refusal("--spec-type", "ngram-mod", "--spec-ngram-mod-n-match", "65")
-    assert "--spec-ngram-mod-n-min 48" in refusal("--spec-type", "ngram-mod", "--spec-ngram-mod-n-max", "8")
+    assert "ngram-simple" in refusal("--spec-type", "ngram-map-k,ngram-mod")
 
 
 def test_a_draft_model_with_its_options_is_used_where_no_other_drafter_is_named() -> None:
@@ -751,8 +749,9 @@ def test_a_draft_model_with_its_options_is_used_where_no_other_drafter_is_named(
     assert found["draft_model"] == "m.gguf"
     assert found["draft_options"] == {"p_min": 0.5, "n_threads": 2, "type_k": "q8_0"}
     assert found["speculation"] == {"name": "draft-model"}
-    both = resolved("-md", "m.gguf", "--spec-type", "draft-simple,ngram-cache").settings.engine_options
-    assert both["speculation"] == [{"name": "ngram-cache"}, {"name": "draft-model"}]
+    both = resolved("-md", "m.gguf", "--spec-type", "draft-simple,ngram-simple").settings.engine_options
+    ngrams = {"name": "ngram", "size_n": 12, "size_m": 48, "min_hits": 1}
+    assert both["speculation"] == [ngrams, {"name": "draft-model"}]
     own = resolved("-md", "m.gguf", "--speculation", "ngram,draft-model").settings.engine_options
     assert (own["speculation"], own["draft_model"]) == ("ngram,draft-model", "m.gguf")
     assert not any("no effect" in note for note in resolved("-md", "m.gguf", "--spec-draft-n-max", "8").notes)
@@ -769,8 +768,9 @@ def test_heads_take_their_file_and_bound_from_the_flags_of_draft_models() -> Non
         blocks = resolved("--spec-type", name, "-md", "m.gguf").settings.engine_options
         assert blocks["speculation"] == {"name": "dflash", "model": "m.gguf"}
         assert f"{name} needs its file; give -md" in refusal("--spec-type", name)
-    both = resolved("--spec-type", "draft-mtp,ngram-cache", "-ngld", "3")
-    assert both.settings.engine_options["speculation"] == [{"name": "ngram-cache"}, {"name": "mtp"}]
+    both = resolved("--spec-type", "draft-mtp,ngram-simple", "-ngld", "3")
+    ngrams = {"name": "ngram", "size_n": 12, "size_m": 48, "min_hits": 1}
+    assert both.settings.engine_options["speculation"] == [ngrams, {"name": "mtp"}]
     assert any("-ngld has no effect with draft-mtp" in note for note in both.notes)
     assert "needs its file; give -md" in refusal("--spec-type", "draft-eagle3")
     assert "-md" in refusal("--spec-type", "draft-eagle3", "-hfd", "u/d")
@@ -797,11 +797,7 @@ def test_sizes_without_their_drafter_get_a_note() -> None:
     found = resolved("--spec-ngram-simple-size-n", "4")
     assert "without --spec-type ngram-simple" in found.notes[0]
     assert found.settings == resolved().settings
-    for flag in ("-lcs", "-lcd"):
-        found = resolved(flag, "a.bin", "--spec-type", "ngram-mod")
-        assert f"{flag} has no effect without --spec-type ngram-cache" in found.notes
-        assert found.settings == resolved("--spec-type", "ngram-mod").settings
-    other = resolved("--spec-ngram-map-k-size-n", "4", "--spec-type", "ngram-mod")
+    other = resolved("--spec-ngram-map-k-size-n", "4", "--spec-type", "ngram-simple")
     assert "--spec-ngram-map-k-size-n has no effect without --spec-type ngram-map-k" in other.notes
 
 
@@ -825,8 +821,7 @@ def test_none_takes_back_what_came_before() -> None:
     [
         (None, "none"),
         ("ngram:size_n=3,size_m=4", "ngram-simple"),
-        ({"name": "ngram-mod"}, "ngram-mod"),
-        (["ngram-cache", "my.module:Drafter"], "ngram-cache,my.module:Drafter"),
+        (["mtp", "my.module:Drafter"], "draft-mtp,my.module:Drafter"),
         (NgramDrafter(), "NgramDrafter"),
     ],
 )

@@ -217,27 +217,6 @@ EXAMPLES: dict[str, tuple[list[str], dict[str, Any]]] = {  # what is given, and 
         ["2", "--spec-type", "ngram-map-k"],
         {"engine.speculation": {"name": "ngram", "size_n": 12, "size_m": 48, "min_hits": 2}},
     ),
-    "--lookup-cache-static": (
-        ["a.bin", "--spec-type", "ngram-cache"],
-        {"engine.speculation": {"name": "ngram-cache", "lookup_cache_static": "a.bin"}},
-    ),
-    "--lookup-cache-dynamic": (
-        ["a.bin", "--spec-type", "ngram-cache"],
-        {"engine.speculation": {"name": "ngram-cache", "lookup_cache_dynamic": "a.bin"}},
-    ),
-    "--spec-ngram-mod-n-match": (
-        ["8", "--spec-type", "ngram-mod"],
-        {"engine.speculation": {"name": "ngram-mod", "size_n": 8, "size_m": 64, "min_m": 48}},
-    ),
-    "--spec-ngram-mod-n-max": (
-        ["50", "--spec-type", "ngram-mod"],
-        {"engine.speculation": {"name": "ngram-mod", "size_n": 24, "size_m": 50, "min_m": 48}},
-    ),
-    "--spec-ngram-mod-n-min": (
-        ["0", "--spec-type", "ngram-mod"],
-        {"engine.speculation": {"name": "ngram-mod", "size_n": 24, "size_m": 64, "min_m": 0}},
-    ),
-    "--spec-default": ([], {"engine.speculation": {"name": "ngram-mod", "size_n": 24, "size_m": 64, "min_m": 48}}),
     "--itl-target-ms": (["40"], {"engine.itl_target_ms": 40.0}),
     "--max-tick-ms": (["500"], {"engine.max_tick_ms": 500.0}),
     "--chunk-size": (["128"], {"engine.chunk_size": 128}),
