@@ -39,29 +39,27 @@ class HunYuan3Spec(Sizes):
     agrees: bool = False
     own_output: bool = False
 
-    def metadata(self) -> dict[str, Value]:
-        values: dict[str, Value] = {
-            "block_count": self.n_layer + self.n_heads,
+    def own_metadata(self) -> dict[str, Value]:
+        return {
             "nextn_predict_layers": self.n_heads,
             "rope.dimension_count": self.head_size,
             "rope.freq_base": 10000.0,
             "expert_feed_forward_length": self.n_ff,
         }
-        return self.common_metadata() | self.prefixed(values)
+
+    def block(self, block: str, layer: int) -> Iterator[Tensor]:
+        yield from feed_forward(self, block, gain=self.layer_gain)
+        if layer >= self.n_layer:
+            yield norm(f"{block}.nextn.shared_head_norm.weight", self.n_embd)
+        if layer >= self.n_layer and self.own_output:
+            name, size = f"{block}.nextn.shared_head_head.weight", self.vocabulary.size
+            yield matrix(name, size, self.n_embd, gain=3.0, quiet_rows=self.vocabulary.control)
 
     def tensors(self) -> Iterator[Tensor]:
-        yield embedding(self)
-        yield norm("output_norm.weight", self.n_embd)
-        yield output(self)
-        for layer in range(self.n_layer + self.n_heads):
-            block = f"blk.{layer}"
-            yield from feed_forward(self, block, gain=self.layer_gain)
-            if layer >= self.n_layer:
-                yield norm(f"{block}.nextn.shared_head_norm.weight", self.n_embd)
-            if layer >= self.n_layer and self.own_output:
-                name, size = f"{block}.nextn.shared_head_head.weight", self.vocabulary.size
-                yield matrix(name, size, self.n_embd, gain=3.0, quiet_rows=self.vocabulary.control)
-        for layer in range(self.n_layer + self.n_heads):  # of a head, llama.cpp loads these only where it is asked for
+        yield from super().tensors()
+        for layer in range(
+            self.n_layer + self.n_heads
+        ):  # of a head, llama.cpp loads these only when it is asked for them
             block = f"blk.{layer}"
             yield from norms(block, self.n_embd, "attn_norm", "ffn_norm")
             yield from attention(self, block, gain=self.layer_gain)
@@ -79,10 +77,9 @@ class Mimo2Spec(Sizes):
     n_heads: int = 2
     n_swa: int = 16
 
-    def metadata(self) -> dict[str, Value]:
+    def own_metadata(self) -> dict[str, Value]:
         layers = self.n_layer + self.n_heads
-        values: dict[str, Value] = {
-            "block_count": layers,
+        return {
             "nextn_predict_layers": self.n_heads,
             "rope.dimension_count": self.head_size,
             "rope.freq_base": 10000.0,
@@ -90,7 +87,6 @@ class Mimo2Spec(Sizes):
             "attention.sliding_window": self.n_swa,
             "attention.sliding_window_pattern": [layer % 2 == 1 or layer >= self.n_layer for layer in range(layers)],
         }
-        return self.common_metadata() | self.prefixed(values)
 
     def tensors(self) -> Iterator[Tensor]:
         yield embedding(self)
@@ -120,9 +116,8 @@ class Qwen35Spec(Sizes):
     layer_gain: float = 1.5
     agrees: bool = False
 
-    def metadata(self) -> dict[str, Value]:
-        values: dict[str, Value] = {
-            "block_count": self.n_layer + self.n_heads,
+    def own_metadata(self) -> dict[str, Value]:
+        return {
             "nextn_predict_layers": self.n_heads,
             "full_attention_interval": 2,
             "rope.dimension_count": self.head_size,
@@ -134,22 +129,16 @@ class Qwen35Spec(Sizes):
             "ssm.time_step_rank": self.n_value_head,
             "ssm.group_count": self.n_key_head,
         }
-        return self.common_metadata() | self.prefixed(values)
 
-    def tensors(self) -> Iterator[Tensor]:
-        yield embedding(self)
-        yield norm("output_norm.weight", self.n_embd)
-        yield output(self)
-        for layer in range(self.n_layer + self.n_heads):
-            block = f"blk.{layer}"
-            yield from norms(block, self.n_embd, "attn_norm", "post_attention_norm")
-            if layer < self.n_layer and layer % 2 == 0:
-                yield from self._delta_net(block)
-            else:
-                yield from self._gated_attention(block)
-            yield from feed_forward(self, block, gain=self.layer_gain)
-            if layer >= self.n_layer:
-                yield from next_token_head(self, block, agrees=self.agrees)
+    def block(self, block: str, layer: int) -> Iterator[Tensor]:
+        yield from norms(block, self.n_embd, "attn_norm", "post_attention_norm")
+        if layer < self.n_layer and layer % 2 == 0:
+            yield from self._delta_net(block)
+        else:
+            yield from self._gated_attention(block)
+        yield from feed_forward(self, block, gain=self.layer_gain)
+        if layer >= self.n_layer:
+            yield from next_token_head(self, block, agrees=self.agrees)
 
     def _gated_attention(self, block: str) -> Iterator[Tensor]:
         for tensor in attention(self, block, gain=self.layer_gain):
@@ -190,14 +179,13 @@ class Eagle3Spec(Sizes):
     draft_ids: tuple[int, ...] = field(default=())
     agrees: bool = False
 
-    def metadata(self) -> dict[str, Value]:
-        values: dict[str, Value] = {
+    def own_metadata(self) -> dict[str, Value]:
+        return {
             "rope.dimension_count": self.head_size,
             "rope.freq_base": 10000.0,
             "target_layers": list(self.target_layers),
             "target_hidden_size": self.n_target,
         }
-        return self.common_metadata() | self.prefixed(values)
 
     def tensors(self) -> Iterator[Tensor]:
         # A Llama's residual stream is its tokens' embeddings and what its layers add. Here the newest token is in attention
@@ -250,7 +238,7 @@ class DFlashSpec(Sizes):
     layer_gain: float = 1.5
     agrees: bool = False
 
-    def metadata(self) -> dict[str, Value]:
+    def own_metadata(self) -> dict[str, Value]:
         values: dict[str, Value] = {
             "rope.dimension_count": self.head_size,
             "rope.freq_base": 10000.0,
@@ -270,10 +258,13 @@ class DFlashSpec(Sizes):
             values["attention.causal"] = self.is_causal
         if self.agrees:
             values["attention.layer_norm_rms_epsilon"] = 0.1  # leaves quiet what is quiet
-        mask: dict[str, Value] = {} if self.mask_id is None else {"tokenizer.ggml.mask_token_id": self.mask_id}
-        return self.common_metadata() | self.prefixed(values) | mask
+        return values
 
-    def tensors(self) -> Iterator[Tensor]:
+    def metadata(self) -> dict[str, Value]:
+        mask: dict[str, Value] = {} if self.mask_id is None else {"tokenizer.ggml.mask_token_id": self.mask_id}
+        return super().metadata() | mask
+
+    def head(self) -> Iterator[Tensor]:
         yield from self._heads()
         yield matrix("fc.weight", self.n_embd, len(self.target_layers) * self.n_embd)
         yield norm("enc.output_norm.weight", self.n_embd, scale=0.0 if self.agrees else 1.0)
@@ -285,12 +276,12 @@ class DFlashSpec(Sizes):
             yield Tensor("d2t", (len(self.draft_ids),), 0.0, integers=self.draft_ids)
         elif not self.borrows:
             yield output(self)
-        for layer in range(self.n_layer):
-            block = f"blk.{layer}"
-            yield from norms(block, self.n_embd, "attn_norm", "ffn_norm")
-            yield from self._attention(block)
-            yield from query_key_norms(self, block)
-            yield from feed_forward(self, block, gain=0.1 if self.agrees else self.layer_gain)
+
+    def block(self, block: str, _: int) -> Iterator[Tensor]:
+        yield from norms(block, self.n_embd, "attn_norm", "ffn_norm")
+        yield from self._attention(block)
+        yield from query_key_norms(self, block)
+        yield from feed_forward(self, block, gain=0.1 if self.agrees else self.layer_gain)
 
     def _heads(self) -> Iterator[Tensor]:
         if self.markov_rank:

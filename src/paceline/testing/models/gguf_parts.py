@@ -156,6 +156,18 @@ def bias(name: str, size: int, *, spread: float = 0.1, centre: float = 0.0) -> T
     return Tensor(name, (size,), spread, centre)
 
 
+def biased(name: str, n_out: int, n_in: int, *, gain: float = 1.0) -> Iterator[Tensor]:
+    """Yield the matrix and the bias of a linear layer."""
+    yield matrix(f"{name}.weight", n_out, n_in, gain=gain)
+    yield bias(f"{name}.bias", n_out)
+
+
+def layer_norm(name: str, size: int) -> Iterator[Tensor]:
+    """Yield the scale and the bias of a normalisation."""
+    yield norm(f"{name}.weight", size)
+    yield bias(f"{name}.bias", size)
+
+
 def fill(tensor: Tensor, seed: int, stored: StoredType) -> npt.NDArray[np.generic]:
     """Return the values of a tensor, a pure function of its name and `seed` (not of the order tensors are written in).
 
@@ -256,7 +268,7 @@ def numbered(size: int = 300) -> SpecVocabulary:
 def word_pieces() -> SpecVocabulary:
     """Return WordPiece as in BERT, lower case: letters, digits and punctuation, and some words."""
     letters = "abcdefghijklmnopqrstuvwxyz0123456789"
-    words = (
+    words = [
         "the",
         "a",
         "of",
@@ -273,7 +285,7 @@ def word_pieces() -> SpecVocabulary:
         "red",
         "small",
         "big",
-    )
+    ]
     tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     control = tuple(range(len(tokens)))
     tokens += ["▁" + text for text in (*letters, *"!\"#$%&'()*+,-./:;<=>?@", *words) if len(text) > 1 or text != "a"]
@@ -353,6 +365,7 @@ class Sizes:
     """The sizes that all kinds share; small enough to write and run in milliseconds."""
 
     n_layer: int = 2
+    n_heads: int = 0  # draft heads, layers after the others
     n_embd: int = 64
     n_head: int = 4
     n_head_kv: int = 2
@@ -362,31 +375,61 @@ class Sizes:
     vocabulary: SpecVocabulary = field(default_factory=byte_level)
 
     architecture: ClassVar[str]
+    has_rms_norms: ClassVar[bool] = True
 
     @property
     def head_size(self) -> int:
         """Values of a head."""
         return self.n_embd // self.n_head
 
-    def common_metadata(self, *, rms: bool = True) -> dict[str, Value]:
-        """Return the metadata that nearly every architecture has."""
+    def own_metadata(self) -> dict[str, Value]:
+        """Return the metadata that this architecture has beside the sizes, without its prefix."""
+        return {}
+
+    def metadata(self) -> dict[str, Value]:
+        """Return the metadata of the file, without the vocabulary's."""
         values: dict[str, Value] = {
             "context_length": self.n_ctx_train,
             "embedding_length": self.n_embd,
-            "block_count": self.n_layer,
+            "block_count": self.n_layer + self.n_heads,
             "feed_forward_length": self.n_ff,
             "attention.head_count": self.n_head,
             "attention.head_count_kv": self.n_head_kv,
-            "attention.layer_norm_rms_epsilon" if rms else "attention.layer_norm_epsilon": 1e-5,
+            "attention.layer_norm_rms_epsilon" if self.has_rms_norms else "attention.layer_norm_epsilon": 1e-5,
             "vocab_size": self.vocabulary.size,
         }
         if self.pooling is not None:
             values["pooling_type"] = POOLING_TYPES[self.pooling]
-        return self.prefixed(values)
+        return self.prefixed(values | self.own_metadata())
 
     def prefixed(self, values: dict[str, Value]) -> dict[str, Value]:
         """Return the values under keys of this architecture."""
         return {f"{self.architecture}.{key}": value for key, value in values.items()}
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield every tensor, in the order of the file."""
+        yield from self.head()
+        for layer in range(self.n_layer + self.n_heads):
+            yield from self.block(f"blk.{layer}", layer)
+
+    def head(self) -> Iterator[Tensor]:
+        """Yield the tensors that are of no layer."""
+        return head(self)
+
+    def block(self, block: str, layer: int) -> Iterator[Tensor]:
+        """Yield the tensors of a layer, which have names that begin with `block`; the draft heads are the last layers."""
+        raise NotImplementedError
+
+
+def head(size: Sizes, *, gain: float = 1.0, tied: bool = False) -> Iterator[Tensor]:
+    """Yield embeddings, the last norm, and the output layer unless the embeddings are tied to it.
+
+    As an output layer tied embeddings make logits of spread sqrt(n_embd): far too sharp, so they are smaller.
+    """
+    yield embedding(size, gain=3.0 / size.n_embd**0.5 if tied else gain)
+    yield norm("output_norm.weight", size.n_embd)
+    if not tied:
+        yield output(size)
 
 
 def embedding(size: Sizes, *, gain: float = 1.0) -> Tensor:

@@ -13,25 +13,26 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from paceline.testing.models.gguf_parts import SpecVocabulary, Tensor, Value, bias, matrix, norm
-
-_NO_VOCABULARY = SpecVocabulary(0, (), ())
+from paceline.testing.models.gguf_parts import SpecVocabulary, Tensor, Value, bias, biased, layer_norm, matrix, norm
 
 
 @dataclass(frozen=True, kw_only=True)
-class _VisionSpec:
-    """A vision transformer and a projector. n_embd_text: width of the model that it is for."""
+class _ProjectorSpec:
+    """An encoder and a projector. n_embd_text: width of the model that it is for."""
 
     architecture: ClassVar[str] = "clip"
     projector: ClassVar[str]
-    vocabulary: ClassVar[SpecVocabulary] = _NO_VOCABULARY
+    encoder: ClassVar[str]
+    vocabulary: ClassVar[SpecVocabulary] = SpecVocabulary(0, (), ())
     n_embd_text: int = 64
     n_embd: int = 32
     n_head: int = 2
     n_layer: int = 2
     n_ff: int = 48
-    image_size: int = 56
-    patch_size: int = 14
+
+    def own_sizes(self) -> dict[str, Value]:
+        """Return the sizes that this kind of encoder alone has."""
+        return {}
 
     def metadata(self) -> dict[str, Value]:
         """Return the metadata of every projector's file."""
@@ -42,13 +43,25 @@ class _VisionSpec:
             "projection_dim": self.n_embd_text,
             "attention.head_count": self.n_head,
             "attention.layer_norm_epsilon": 1e-5,
-            "image_size": self.image_size,
-            "patch_size": self.patch_size,
-            "image_mean": [0.5, 0.5, 0.5],
-            "image_std": [0.5, 0.5, 0.5],
         }
-        facts: dict[str, Value] = {"clip.has_vision_encoder": True, "clip.projector_type": self.projector}
-        return facts | {"clip.use_gelu": True} | {f"clip.vision.{key}": value for key, value in sizes.items()}
+        facts: dict[str, Value] = {f"clip.has_{self.encoder}_encoder": True, "clip.projector_type": self.projector}
+        sizes |= self.own_sizes()
+        return facts | {"clip.use_gelu": True} | {f"clip.{self.encoder}.{key}": value for key, value in sizes.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _VisionSpec(_ProjectorSpec):
+    """A vision transformer and a projector."""
+
+    encoder: ClassVar[str] = "vision"
+    image_size: int = 56
+    patch_size: int = 14
+
+    def own_sizes(self) -> dict[str, Value]:
+        mean, spread = [0.5, 0.5, 0.5], [0.5, 0.5, 0.5]
+        return {
+            "image_size": self.image_size, "patch_size": self.patch_size, "image_mean": mean, "image_std": spread,
+        }  # fmt: skip
 
     def _patches(self, name: str = "v.patch_embd.weight") -> Tensor:
         shape = (self.n_embd, 3, self.patch_size, self.patch_size)
@@ -64,15 +77,11 @@ class _VisionSpec:
 def encoder_block(block: str, n_embd: int, n_ff: int) -> Iterator[Tensor]:
     """Yield the tensors of a layer of a transformer that encodes."""
     for name in ("ln1", "ln2"):
-        yield norm(f"{block}.{name}.weight", n_embd)
-        yield bias(f"{block}.{name}.bias", n_embd)
+        yield from layer_norm(f"{block}.{name}", n_embd)
     for name in ("attn_q", "attn_k", "attn_v", "attn_out"):
-        yield matrix(f"{block}.{name}.weight", n_embd, n_embd, gain=1.5)
-        yield bias(f"{block}.{name}.bias", n_embd)
-    yield matrix(f"{block}.ffn_up.weight", n_ff, n_embd, gain=1.5)
-    yield bias(f"{block}.ffn_up.bias", n_ff)
-    yield matrix(f"{block}.ffn_down.weight", n_embd, n_ff, gain=1.5)
-    yield bias(f"{block}.ffn_down.bias", n_embd)
+        yield from biased(f"{block}.{name}", n_embd, n_embd, gain=1.5)
+    yield from biased(f"{block}.ffn_up", n_ff, n_embd, gain=1.5)
+    yield from biased(f"{block}.ffn_down", n_embd, n_ff, gain=1.5)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,14 +95,11 @@ class LlavaVisionSpec(_VisionSpec):
         yield Tensor("v.class_embd", (self.n_embd,), 1.0)
         yield self._patches()
         yield self._positions((self.image_size // self.patch_size) ** 2 + 1)
-        yield norm("v.pre_ln.weight", self.n_embd)
-        yield bias("v.pre_ln.bias", self.n_embd)
+        yield from layer_norm("v.pre_ln", self.n_embd)
         for layer in range(self.n_layer):
             yield from self._block(f"v.blk.{layer}")
-        yield matrix("mm.0.weight", self.n_embd_text, self.n_embd, gain=2.0)
-        yield bias("mm.0.bias", self.n_embd_text)
-        yield matrix("mm.2.weight", self.n_embd_text, self.n_embd_text, gain=2.0)
-        yield bias("mm.2.bias", self.n_embd_text)
+        yield from biased("mm.0", self.n_embd_text, self.n_embd, gain=2.0)
+        yield from biased("mm.2", self.n_embd_text, self.n_embd_text, gain=2.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,18 +112,15 @@ class Gemma3VisionSpec(_VisionSpec):
     scale_factor: int = 2
 
     def metadata(self) -> dict[str, Value]:
-        """Return the metadata."""
         return super().metadata() | {"clip.vision.projector.scale_factor": self.scale_factor}
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield the tensors."""
         yield self._patches()
         yield bias("v.patch_embd.bias", self.n_embd)
         yield self._positions((self.image_size // self.patch_size) ** 2)
         for layer in range(self.n_layer):
             yield from self._block(f"v.blk.{layer}")
-        yield norm("v.post_ln.weight", self.n_embd)
-        yield bias("v.post_ln.bias", self.n_embd)
+        yield from layer_norm("v.post_ln", self.n_embd)
         yield norm("mm.soft_emb_norm.weight", self.n_embd)
         yield Tensor("mm.input_projection.weight", (self.n_embd, self.n_embd_text), 2.0 / self.n_embd**0.5)
 
@@ -130,7 +133,6 @@ class Qwen25VisionSpec(_VisionSpec):
     full_attention_every: int = 2
 
     def metadata(self) -> dict[str, Value]:
-        """Return the metadata."""
         silu: dict[str, Value] = {"clip.use_gelu": False, "clip.use_silu": True}
         return super().metadata() | silu | {"clip.vision.n_wa_pattern": self.full_attention_every}
 
@@ -140,14 +142,11 @@ class Qwen25VisionSpec(_VisionSpec):
         yield self._patches("v.patch_embd.weight.1")
         for layer in range(self.n_layer):
             yield from self._block(f"v.blk.{layer}")
-            yield matrix(f"v.blk.{layer}.ffn_gate.weight", self.n_ff, self.n_embd, gain=1.5)
-            yield bias(f"v.blk.{layer}.ffn_gate.bias", self.n_ff)
+            yield from biased(f"v.blk.{layer}.ffn_gate", self.n_ff, self.n_embd, gain=1.5)
         yield norm("v.post_ln.weight", self.n_embd)
         width = 4 * self.n_embd
-        yield matrix("mm.0.weight", width, width, gain=2.0)
-        yield bias("mm.0.bias", width)
-        yield matrix("mm.2.weight", self.n_embd_text, width, gain=2.0)
-        yield bias("mm.2.bias", self.n_embd_text)
+        yield from biased("mm.0", width, width, gain=2.0)
+        yield from biased("mm.2", self.n_embd_text, width, gain=2.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +156,6 @@ class PixtralVisionSpec(_VisionSpec):
     projector: ClassVar[str] = "pixtral"
 
     def metadata(self) -> dict[str, Value]:
-        """Return the metadata."""
         return super().metadata() | {"clip.use_gelu": False, "clip.use_silu": True}
 
     def tensors(self) -> Iterator[Tensor]:
@@ -167,8 +165,7 @@ class PixtralVisionSpec(_VisionSpec):
         for layer in range(self.n_layer):
             yield from _gated_block(f"v.blk.{layer}", self.n_embd, self.n_ff)
         for name, width in (("mm.1", self.n_embd), ("mm.2", self.n_embd_text)):
-            yield matrix(f"{name}.weight", self.n_embd_text, width, gain=2.0)
-            yield bias(f"{name}.bias", self.n_embd_text)
+            yield from biased(f"{name}", self.n_embd_text, width, gain=2.0)
         yield Tensor("v.token_embd.img_break", (self.n_embd_text,), 1.0)
 
 
@@ -182,7 +179,6 @@ class Gemma4VisionSpec(_VisionSpec):
     num_places: int = 2240  # patches of a side that an image of 1120 tokens may have
 
     def metadata(self) -> dict[str, Value]:
-        """Return the metadata."""
         return super().metadata() | {"clip.vision.projector.scale_factor": self.scale_factor}
 
     def tensors(self) -> Iterator[Tensor]:
@@ -209,12 +205,10 @@ class Qwen3VisionSpec(_VisionSpec):
         yield self._positions((self.image_size // self.patch_size) ** 2)
         for layer in range(self.n_layer):
             yield from self._fused_block(f"v.blk.{layer}")
-        yield norm("v.post_ln.weight", self.n_embd)
-        yield bias("v.post_ln.bias", self.n_embd)
+        yield from layer_norm("v.post_ln", self.n_embd)
         width = 4 * self.n_embd
         for layer in self.deepstack_layers:
-            yield norm(f"v.deepstack.{layer}.norm.weight", width)
-            yield bias(f"v.deepstack.{layer}.norm.bias", width)
+            yield from layer_norm(f"v.deepstack.{layer}.norm", width)
             yield from self._merger(f"v.deepstack.{layer}.fc1", f"v.deepstack.{layer}.fc2")
         yield from self._merger("mm.0", "mm.2")
 
@@ -222,15 +216,12 @@ class Qwen3VisionSpec(_VisionSpec):
         for tensor in self._block(block):
             if not any(f".attn_{name}." in tensor.name for name in "qkv"):
                 yield tensor
-        yield matrix(f"{block}.attn_qkv.weight", 3 * self.n_embd, self.n_embd, gain=1.5)
-        yield bias(f"{block}.attn_qkv.bias", 3 * self.n_embd)
+        yield from biased(f"{block}.attn_qkv", 3 * self.n_embd, self.n_embd, gain=1.5)
 
     def _merger(self, first: str, second: str) -> Iterator[Tensor]:
         width = 4 * self.n_embd
-        yield matrix(f"{first}.weight", width, width, gain=2.0)
-        yield bias(f"{first}.bias", width)
-        yield matrix(f"{second}.weight", self.n_embd_text, width, gain=2.0)
-        yield bias(f"{second}.bias", self.n_embd_text)
+        yield from biased(f"{first}", width, width, gain=2.0)
+        yield from biased(f"{second}", self.n_embd_text, width, gain=2.0)
 
 
 def _gated_block(block: str, n_embd: int, n_ff: int) -> Iterator[Tensor]:
@@ -245,32 +236,15 @@ _NUM_POSITIONS = 1500  # of 30 seconds
 
 
 @dataclass(frozen=True, kw_only=True)
-class _WhisperSpec:
-    """Whisper's encoder and a projector. n_embd_text: width of the model that it is for; n_mel: bands of the spectrum."""
+class _WhisperSpec(_ProjectorSpec):
+    """Whisper's encoder and a projector. n_mel: bands of the spectrum."""
 
-    architecture: ClassVar[str] = "clip"
-    projector: ClassVar[str]
-    vocabulary: ClassVar[SpecVocabulary] = SpecVocabulary(0, (), ())
-    n_embd_text: int = 64
-    n_embd: int = 32
-    n_head: int = 2
+    encoder: ClassVar[str] = "audio"
     n_layer: int = 1
-    n_ff: int = 48
     n_mel: int = 40
 
-    def metadata(self) -> dict[str, Value]:
-        """Return the metadata of every projector's file."""
-        sizes: dict[str, Value] = {
-            "embedding_length": self.n_embd,
-            "feed_forward_length": self.n_ff,
-            "block_count": self.n_layer,
-            "projection_dim": self.n_embd_text,
-            "attention.head_count": self.n_head,
-            "attention.layer_norm_epsilon": 1e-5,
-            "num_mel_bins": self.n_mel,
-        }
-        facts: dict[str, Value] = {"clip.has_audio_encoder": True, "clip.projector_type": self.projector}
-        return facts | {"clip.use_gelu": True} | {f"clip.audio.{key}": value for key, value in sizes.items()}
+    def own_sizes(self) -> dict[str, Value]:
+        return {"num_mel_bins": self.n_mel}
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield the encoder's tensors. Keys have no bias, as in Whisper."""
@@ -281,8 +255,7 @@ class _WhisperSpec:
         for layer in range(self.n_layer):
             block = encoder_block(f"a.blk.{layer}", self.n_embd, self.n_ff)
             yield from (tensor for tensor in block if not tensor.name.endswith("attn_k.bias"))
-        yield norm("a.post_ln.weight", self.n_embd)
-        yield bias("a.post_ln.bias", self.n_embd)
+        yield from layer_norm("a.post_ln", self.n_embd)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,11 +266,9 @@ class UltravoxAudioSpec(_WhisperSpec):
     stack_factor: int = 50
 
     def metadata(self) -> dict[str, Value]:
-        """Return the metadata."""
         return super().metadata() | {"clip.audio.projector.stack_factor": self.stack_factor}
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield the tensors."""
         yield from super().tensors()
         width = self.n_embd * self.stack_factor
         yield norm("mm.a.norm_pre.weight", width)
@@ -313,7 +284,5 @@ class Qwen2AudioSpec(_WhisperSpec):
     projector: ClassVar[str] = "qwen2a"
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield the tensors."""
         yield from super().tensors()
-        yield matrix("mm.a.fc.weight", self.n_embd_text, self.n_embd, gain=2.0)
-        yield bias("mm.a.fc.bias", self.n_embd_text)
+        yield from biased("mm.a.fc", self.n_embd_text, self.n_embd, gain=2.0)

@@ -5,7 +5,6 @@ The state of RWKV is a matrix for each head and the activations of the last toke
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -19,6 +18,8 @@ from paceline.testing.models.gguf_parts import (
     embedding,
     experts,
     feed_forward,
+    head,
+    layer_norm,
     matrix,
     norm,
     norms,
@@ -37,8 +38,8 @@ class MambaSpec(Sizes):
     d_state: int = 16
     dt_rank: int = 8
 
-    def metadata(self) -> dict[str, Value]:
-        values: dict[str, Value] = {
+    def own_metadata(self) -> dict[str, Value]:
+        return {
             "ssm.conv_kernel": self.d_conv,
             "ssm.inner_size": 2 * self.n_embd,
             "ssm.state_size": self.d_state,
@@ -47,25 +48,19 @@ class MambaSpec(Sizes):
             "attention.head_count_kv": 0,
             "feed_forward_length": 0,
         }
-        return self.common_metadata() | self.prefixed(values)
 
-    def tensors(self) -> Iterator[Tensor]:
+    def block(self, block: str, _: int) -> Iterator[Tensor]:
         inner = 2 * self.n_embd
-        yield embedding(self)
-        yield norm("output_norm.weight", self.n_embd)
-        yield output(self)
-        for layer in range(self.n_layer):
-            block = f"blk.{layer}"
-            yield norm(f"{block}.attn_norm.weight", self.n_embd)
-            yield matrix(f"{block}.ssm_in.weight", 2 * inner, self.n_embd, gain=1.5)
-            yield Tensor(f"{block}.ssm_conv1d.weight", (inner, self.d_conv), 0.5)
-            yield bias(f"{block}.ssm_conv1d.bias", inner)
-            yield matrix(f"{block}.ssm_x.weight", self.dt_rank + 2 * self.d_state, inner, gain=1.5)
-            yield matrix(f"{block}.ssm_dt.weight", inner, self.dt_rank)
-            yield bias(f"{block}.ssm_dt.bias", inner, centre=-2.0, spread=0.5)
-            yield Tensor(f"{block}.ssm_a", (inner, self.d_state), 0.1, centre=-0.5)
-            yield bias(f"{block}.ssm_d", inner, centre=1.0)
-            yield matrix(f"{block}.ssm_out.weight", self.n_embd, inner, gain=2.0)
+        yield norm(f"{block}.attn_norm.weight", self.n_embd)
+        yield matrix(f"{block}.ssm_in.weight", 2 * inner, self.n_embd, gain=1.5)
+        yield Tensor(f"{block}.ssm_conv1d.weight", (inner, self.d_conv), 0.5)
+        yield bias(f"{block}.ssm_conv1d.bias", inner)
+        yield matrix(f"{block}.ssm_x.weight", self.dt_rank + 2 * self.d_state, inner, gain=1.5)
+        yield matrix(f"{block}.ssm_dt.weight", inner, self.dt_rank)
+        yield bias(f"{block}.ssm_dt.bias", inner, centre=-2.0, spread=0.5)
+        yield Tensor(f"{block}.ssm_a", (inner, self.d_state), 0.1, centre=-0.5)
+        yield bias(f"{block}.ssm_d", inner, centre=1.0)
+        yield matrix(f"{block}.ssm_out.weight", self.n_embd, inner, gain=2.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +78,8 @@ class FalconH1Spec(Sizes):
         """Width inside the mixer."""
         return 2 * self.n_embd
 
-    def metadata(self) -> dict[str, Value]:
-        values: dict[str, Value] = {
+    def own_metadata(self) -> dict[str, Value]:
+        return {
             "attention.key_length": self.head_size,
             "attention.value_length": self.head_size,
             "rope.dimension_count": self.head_size,
@@ -95,19 +90,18 @@ class FalconH1Spec(Sizes):
             "ssm.time_step_rank": self.n_ssm_head,
             "ssm.group_count": self.n_group,
         }
-        return self.common_metadata() | self.prefixed(values)
 
-    def tensors(self) -> Iterator[Tensor]:
+    def head(self) -> Iterator[Tensor]:
         yield embedding(self)
         yield output(self)
         yield norm("output_norm.weight", self.n_embd)
-        for layer in range(self.n_layer):
-            block = f"blk.{layer}"
-            yield norm(f"{block}.attn_norm.weight", self.n_embd)
-            yield from mamba2_mixer(self, block)
-            yield from attention(self, block)
-            yield norm(f"{block}.ffn_norm", self.n_embd)  # without ".weight" in this architecture
-            yield from feed_forward(self, block)
+
+    def block(self, block: str, _: int) -> Iterator[Tensor]:
+        yield norm(f"{block}.attn_norm.weight", self.n_embd)
+        yield from mamba2_mixer(self, block)
+        yield from attention(self, block)
+        yield norm(f"{block}.ffn_norm", self.n_embd)  # without ".weight" in this architecture
+        yield from feed_forward(self, block)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,9 +125,9 @@ class GraniteHybridSpec(Sizes):
         """Width inside the mixer."""
         return 2 * self.n_embd
 
-    def metadata(self) -> dict[str, Value]:
+    def own_metadata(self) -> dict[str, Value]:
         heads = [self.n_head_kv if layer in self.attention_layers else 0 for layer in range(self.n_layer)]
-        values: dict[str, Value] = {
+        return {
             "attention.head_count_kv": heads,
             "rope.dimension_count": self.head_size,
             "rope.scaling.finetuned": False,
@@ -146,22 +140,17 @@ class GraniteHybridSpec(Sizes):
             "ssm.time_step_rank": self.n_ssm_head,
             "ssm.group_count": self.n_group,
         }
-        return self.common_metadata() | self.prefixed(values)
 
-    def tensors(self) -> Iterator[Tensor]:
-        # As an output layer tied embeddings make logits of spread sqrt(n_embd): far too sharp, so they are smaller.
-        yield embedding(self, gain=3.0 / self.n_embd**0.5 if self.tied else 1.0)
-        yield norm("output_norm.weight", self.n_embd)
-        if not self.tied:
-            yield output(self)
-        for layer in range(self.n_layer):
-            block = f"blk.{layer}"
-            yield from norms(block, self.n_embd, "attn_norm", "ffn_norm")
-            yield from attention(self, block) if layer in self.attention_layers else mamba2_mixer(self, block)
-            yield from experts(self, block, self.n_expert, self.n_ff)
-            yield matrix(f"{block}.ffn_gate_shexp.weight", self.n_ff_shared, self.n_embd, gain=1.5)
-            yield matrix(f"{block}.ffn_up_shexp.weight", self.n_ff_shared, self.n_embd, gain=1.5)
-            yield matrix(f"{block}.ffn_down_shexp.weight", self.n_embd, self.n_ff_shared, gain=1.5)
+    def head(self) -> Iterator[Tensor]:
+        return head(self, tied=self.tied)
+
+    def block(self, block: str, layer: int) -> Iterator[Tensor]:
+        yield from norms(block, self.n_embd, "attn_norm", "ffn_norm")
+        yield from attention(self, block) if layer in self.attention_layers else mamba2_mixer(self, block)
+        yield from experts(self, block, self.n_expert, self.n_ff)
+        yield matrix(f"{block}.ffn_gate_shexp.weight", self.n_ff_shared, self.n_embd, gain=1.5)
+        yield matrix(f"{block}.ffn_up_shexp.weight", self.n_ff_shared, self.n_embd, gain=1.5)
+        yield matrix(f"{block}.ffn_down_shexp.weight", self.n_embd, self.n_ff_shared, gain=1.5)
 
 
 def mamba2_mixer(size: FalconH1Spec | GraniteHybridSpec, block: str) -> Iterator[Tensor]:
@@ -186,28 +175,27 @@ class Lfm2Spec(Sizes):
     attention_every: int = 2
     d_conv: int = 3
 
-    def metadata(self) -> dict[str, Value]:
+    def own_metadata(self) -> dict[str, Value]:
         heads = [self.n_head_kv if self._attends(layer) else 0 for layer in range(self.n_layer)]
-        values: dict[str, Value] = {
+        return {
             "attention.head_count_kv": heads,
             "shortconv.l_cache": self.d_conv,
             "rope.freq_base": 1000000.0,
         }
-        return self.common_metadata() | self.prefixed(values)
 
-    def tensors(self) -> Iterator[Tensor]:
+    def head(self) -> Iterator[Tensor]:
         yield embedding(self)
         yield output(self)
-        yield norm("token_embd_norm.weight", self.n_embd)  # the norm in front of the output, whatever its name says
-        for layer in range(self.n_layer):
-            block = f"blk.{layer}"
-            yield from norms(block, self.n_embd, "attn_norm", "ffn_norm")
-            if self._attends(layer):
-                yield from query_key_norms(self, block)
-                yield from attention(self, block)
-            else:
-                yield from self._convolution(block)
-            yield from feed_forward(self, block)
+        yield norm("token_embd_norm.weight", self.n_embd)  # the norm before the output, whatever its name says
+
+    def block(self, block: str, layer: int) -> Iterator[Tensor]:
+        yield from norms(block, self.n_embd, "attn_norm", "ffn_norm")
+        if self._attends(layer):
+            yield from query_key_norms(self, block)
+            yield from attention(self, block)
+        else:
+            yield from self._convolution(block)
+        yield from feed_forward(self, block)
 
     def _attends(self, layer: int) -> bool:
         return (layer + 1) % self.attention_every == 0
@@ -219,46 +207,35 @@ class Lfm2Spec(Sizes):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _RwkvSizes(Sizes, ABC):
+class _RwkvSizes(Sizes):
     """The shared parts of both: layer norms with biases, a time mix and a channel mix. llama.cpp computes heads of 64 values."""
 
+    has_rms_norms: ClassVar[bool] = False
     n_embd: int = 128
     n_head: int = 2
     n_rank: int = 8
 
-    def _shared_metadata(self, values: dict[str, Value]) -> dict[str, Value]:
-        sizes: dict[str, Value] = {
+    def own_metadata(self) -> dict[str, Value]:
+        return {
             "attention.head_count": 0,
             "attention.head_count_kv": 0,
             "wkv.head_size": self.head_size,
             "token_shift_count": 2,
         }
-        return self.common_metadata(rms=False) | self.prefixed(sizes | values)
 
-    def tensors(self) -> Iterator[Tensor]:
-        """Yield every tensor, in the order of the file."""
+    def head(self) -> Iterator[Tensor]:
         yield embedding(self)
-        yield from self._norm("token_embd_norm")
-        yield from self._norm("output_norm")
+        yield from layer_norm("token_embd_norm", self.n_embd)
+        yield from layer_norm("output_norm", self.n_embd)
         yield output(self)
-        for layer in range(self.n_layer):
-            block = f"blk.{layer}"
-            yield from self._norm(f"{block}.attn_norm")
-            yield from self._norm(f"{block}.attn_norm_2")
-            yield from self._norm(f"{block}.time_mix_ln")
-            for name in ("key", "value", "receptance", "output"):
-                yield matrix(f"{block}.time_mix_{name}.weight", self.n_embd, self.n_embd, gain=1.5)
-            yield matrix(f"{block}.channel_mix_key.weight", self.n_ff, self.n_embd, gain=1.5)
-            yield matrix(f"{block}.channel_mix_value.weight", self.n_embd, self.n_ff)
-            yield from self._own(block)
 
-    @abstractmethod
-    def _own(self, block: str) -> Iterator[Tensor]:
-        """Yield the tensors of a layer that this version alone has."""
-
-    def _norm(self, name: str) -> Iterator[Tensor]:
-        yield norm(f"{name}.weight", self.n_embd)
-        yield bias(f"{name}.bias", self.n_embd)
+    def block(self, block: str, _: int) -> Iterator[Tensor]:
+        for name in ("attn_norm", "attn_norm_2", "time_mix_ln"):
+            yield from layer_norm(f"{block}.{name}", self.n_embd)
+        for name in ("key", "value", "receptance", "output"):
+            yield matrix(f"{block}.time_mix_{name}.weight", self.n_embd, self.n_embd, gain=1.5)
+        yield matrix(f"{block}.channel_mix_key.weight", self.n_ff, self.n_embd, gain=1.5)
+        yield matrix(f"{block}.channel_mix_value.weight", self.n_embd, self.n_ff)
 
     def _vector(self, name: str, *, centre: float = 0.5, spread: float = 0.2) -> Tensor:
         return bias(f"{name}.weight", self.n_embd, centre=centre, spread=spread)
@@ -274,12 +251,12 @@ class Rwkv6Spec(_RwkvSizes):
 
     architecture: ClassVar[str] = "rwkv6"
 
-    def metadata(self) -> dict[str, Value]:
-        return self._shared_metadata(
-            {"time_mix_extra_dim": self.n_rank, "time_decay_extra_dim": self.n_rank, "rescale_every_n_layers": 0}
-        )
+    def own_metadata(self) -> dict[str, Value]:
+        ranks: dict[str, Value] = {"time_mix_extra_dim": self.n_rank, "time_decay_extra_dim": self.n_rank}
+        return super().own_metadata() | ranks | {"rescale_every_n_layers": 0}
 
-    def _own(self, block: str) -> Iterator[Tensor]:
+    def block(self, block: str, layer: int) -> Iterator[Tensor]:
+        yield from super().block(block, layer)
         yield matrix(f"{block}.time_mix_w1.weight", 5 * self.n_rank, self.n_embd)
         yield matrix(f"{block}.time_mix_w2.weight", 5, self.n_embd, self.n_rank, gain=0.3)
         yield Tensor(f"{block}.time_mix_lerp_x.weight", (1, 1, self.n_embd), 0.2, centre=0.5)
@@ -299,11 +276,12 @@ class Rwkv7Spec(_RwkvSizes):
 
     architecture: ClassVar[str] = "rwkv7"
 
-    def metadata(self) -> dict[str, Value]:
+    def own_metadata(self) -> dict[str, Value]:
         ranks = ("decay", "iclr", "value_residual_mix", "gate")
-        return self._shared_metadata({f"attention.{name}_lora_rank": self.n_rank for name in ranks})
+        return super().own_metadata() | {f"attention.{name}_lora_rank": self.n_rank for name in ranks}
 
-    def _own(self, block: str) -> Iterator[Tensor]:
+    def block(self, block: str, layer: int) -> Iterator[Tensor]:
+        yield from super().block(block, layer)
         for part in "wav":
             yield self._vector(f"{block}.time_mix_{part}0", centre=-1.0, spread=0.5)
             yield from self._low_rank(f"{block}.time_mix_{part}1", f"{block}.time_mix_{part}2")

@@ -15,10 +15,13 @@ from paceline.testing.models.gguf_parts import (
     Value,
     attention,
     bias,
+    biased,
     copied,
     embedding,
     experts,
     feed_forward,
+    head,
+    layer_norm,
     matrix,
     norm,
     norms,
@@ -40,24 +43,19 @@ class LlamaSpec(Sizes):
     n_expert_used: int = 2
     layer_gain: float = 1.5
 
-    def metadata(self) -> dict[str, Value]:
+    def own_metadata(self) -> dict[str, Value]:
         values: dict[str, Value] = {"rope.dimension_count": self.head_size, "rope.freq_base": 10000.0}
         if self.n_expert:
             values |= {"expert_count": self.n_expert, "expert_used_count": self.n_expert_used}
-        return self.common_metadata() | self.prefixed(values)
+        return values
 
-    def tensors(self) -> Iterator[Tensor]:
-        yield embedding(self)
-        yield norm("output_norm.weight", self.n_embd)
-        yield output(self)
-        for layer in range(self.n_layer):
-            block = f"blk.{layer}"
-            yield from norms(block, self.n_embd, "attn_norm", "ffn_norm")
-            yield from attention(self, block, gain=self.layer_gain)
-            if self.n_expert:
-                yield from experts(self, block, self.n_expert, self.n_ff, gain=self.layer_gain)
-            else:
-                yield from feed_forward(self, block, gain=self.layer_gain)
+    def block(self, block: str, _: int) -> Iterator[Tensor]:
+        yield from norms(block, self.n_embd, "attn_norm", "ffn_norm")
+        yield from attention(self, block, gain=self.layer_gain)
+        if self.n_expert:
+            yield from experts(self, block, self.n_expert, self.n_ff, gain=self.layer_gain)
+        else:
+            yield from feed_forward(self, block, gain=self.layer_gain)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,20 +65,16 @@ class Qwen2Spec(Sizes):
     architecture: ClassVar[str] = "qwen2"
     tied: bool = False
 
-    def metadata(self) -> dict[str, Value]:
-        return self.common_metadata() | self.prefixed({"rope.freq_base": 1000000.0})
+    def own_metadata(self) -> dict[str, Value]:
+        return {"rope.freq_base": 1000000.0}
 
-    def tensors(self) -> Iterator[Tensor]:
-        # As an output layer tied embeddings make logits of spread sqrt(n_embd): far too sharp, so they are smaller.
-        yield embedding(self, gain=3.0 / self.n_embd**0.5 if self.tied else 1.0)
-        yield norm("output_norm.weight", self.n_embd)
-        if not self.tied:
-            yield output(self)
-        for layer in range(self.n_layer):
-            block = f"blk.{layer}"
-            yield from norms(block, self.n_embd, "attn_norm", "ffn_norm")
-            yield from attention(self, block, biases=True)
-            yield from feed_forward(self, block)
+    def head(self) -> Iterator[Tensor]:
+        return head(self, tied=self.tied)
+
+    def block(self, block: str, _: int) -> Iterator[Tensor]:
+        yield from norms(block, self.n_embd, "attn_norm", "ffn_norm")
+        yield from attention(self, block, biases=True)
+        yield from feed_forward(self, block)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,10 +83,10 @@ class Qwen2VlSpec(Qwen2Spec):
 
     architecture: ClassVar[str] = "qwen2vl"
 
-    def metadata(self) -> dict[str, Value]:
+    def own_metadata(self) -> dict[str, Value]:
         third = self.head_size // 6
         sections = [self.head_size // 2 - 2 * third, third, third, 0]
-        return super().metadata() | self.prefixed({"rope.dimension_sections": sections})
+        return super().own_metadata() | {"rope.dimension_sections": sections}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,27 +96,21 @@ class Qwen3VlSpec(Sizes):
     architecture: ClassVar[str] = "qwen3vl"
     n_deepstack_layers: int = 1
 
-    def metadata(self) -> dict[str, Value]:
+    def own_metadata(self) -> dict[str, Value]:
         third = self.head_size // 6
-        values: dict[str, Value] = {
+        return {
             "rope.freq_base": 1000000.0,
             "rope.dimension_sections": [self.head_size // 2 - 2 * third, third, third, 0],
             "attention.key_length": self.head_size,
             "attention.value_length": self.head_size,
             "n_deepstack_layers": self.n_deepstack_layers,
         }
-        return self.common_metadata() | self.prefixed(values)
 
-    def tensors(self) -> Iterator[Tensor]:
-        yield embedding(self)
-        yield norm("output_norm.weight", self.n_embd)
-        yield output(self)
-        for layer in range(self.n_layer):
-            block = f"blk.{layer}"
-            yield from norms(block, self.n_embd, "attn_norm", "ffn_norm")
-            yield from query_key_norms(self, block)
-            yield from attention(self, block)
-            yield from feed_forward(self, block)
+    def block(self, block: str, _: int) -> Iterator[Tensor]:
+        yield from norms(block, self.n_embd, "attn_norm", "ffn_norm")
+        yield from query_key_norms(self, block)
+        yield from attention(self, block)
+        yield from feed_forward(self, block)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,29 +122,23 @@ class Qwen2MoeSpec(Sizes):
     n_expert_used: int = 2
     n_ff_expert: int = 64
 
-    def metadata(self) -> dict[str, Value]:
-        values: dict[str, Value] = {
+    def own_metadata(self) -> dict[str, Value]:
+        return {
             "rope.freq_base": 1000000.0,
             "expert_count": self.n_expert,
             "expert_used_count": self.n_expert_used,
             "expert_feed_forward_length": self.n_ff_expert,
             "expert_shared_feed_forward_length": self.n_ff_expert,
         }
-        return self.common_metadata() | self.prefixed(values)
 
-    def tensors(self) -> Iterator[Tensor]:
-        yield embedding(self)
-        yield norm("output_norm.weight", self.n_embd)
-        yield output(self)
-        for layer in range(self.n_layer):
-            block = f"blk.{layer}"
-            yield from norms(block, self.n_embd, "attn_norm", "ffn_norm")
-            yield from attention(self, block, biases=True)
-            yield from experts(self, block, self.n_expert, self.n_ff_expert)
-            yield Tensor(f"{block}.ffn_gate_inp_shexp.weight", (self.n_embd,), self.n_embd**-0.5)
-            yield matrix(f"{block}.ffn_gate_shexp.weight", self.n_ff_expert, self.n_embd, gain=1.5)
-            yield matrix(f"{block}.ffn_up_shexp.weight", self.n_ff_expert, self.n_embd, gain=1.5)
-            yield matrix(f"{block}.ffn_down_shexp.weight", self.n_embd, self.n_ff_expert, gain=1.5)
+    def block(self, block: str, _: int) -> Iterator[Tensor]:
+        yield from norms(block, self.n_embd, "attn_norm", "ffn_norm")
+        yield from attention(self, block, biases=True)
+        yield from experts(self, block, self.n_expert, self.n_ff_expert)
+        yield Tensor(f"{block}.ffn_gate_inp_shexp.weight", (self.n_embd,), self.n_embd**-0.5)
+        yield matrix(f"{block}.ffn_gate_shexp.weight", self.n_ff_expert, self.n_embd, gain=1.5)
+        yield matrix(f"{block}.ffn_up_shexp.weight", self.n_ff_expert, self.n_embd, gain=1.5)
+        yield matrix(f"{block}.ffn_down_shexp.weight", self.n_embd, self.n_ff_expert, gain=1.5)
 
 
 def qwen2_half_billion(vocabulary: str | Path) -> Qwen2Spec:
@@ -176,26 +158,23 @@ class Gemma3Spec(Sizes):
     n_layer: int = 6
     n_swa: int = 32
 
-    def metadata(self) -> dict[str, Value]:
-        values: dict[str, Value] = {
+    def own_metadata(self) -> dict[str, Value]:
+        return {
             "attention.key_length": self.head_size,
             "attention.value_length": self.head_size,
             "attention.sliding_window": self.n_swa,
             "rope.freq_base": 1000000.0,
             "rope.freq_base_swa": 10000.0,
         }
-        return self.common_metadata() | self.prefixed(values)
 
-    def tensors(self) -> Iterator[Tensor]:
-        yield embedding(self, gain=self.n_embd**-0.5)  # the model multiplies them by the root of n_embd
-        yield norm("output_norm.weight", self.n_embd)
-        yield output(self)
-        for layer in range(self.n_layer):
-            block = f"blk.{layer}"
-            yield from norms(block, self.n_embd, "attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
-            yield from query_key_norms(self, block)
-            yield from attention(self, block)
-            yield from feed_forward(self, block)
+    def head(self) -> Iterator[Tensor]:
+        return head(self, gain=self.n_embd**-0.5)  # the model multiplies them by the root of n_embd
+
+    def block(self, block: str, _: int) -> Iterator[Tensor]:
+        yield from norms(block, self.n_embd, "attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
+        yield from query_key_norms(self, block)
+        yield from attention(self, block)
+        yield from feed_forward(self, block)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,8 +196,8 @@ class Gemma4Spec(Sizes):
         """Values of a head in layers with full attention."""
         return 2 * self.head_size
 
-    def metadata(self) -> dict[str, Value]:
-        values: dict[str, Value] = {
+    def own_metadata(self) -> dict[str, Value]:
+        return {
             "attention.key_length": self.head_size_full,
             "attention.value_length": self.head_size_full,
             "attention.key_length_swa": self.head_size,
@@ -233,13 +212,10 @@ class Gemma4Spec(Sizes):
             "rope.dimension_count": self.head_size_full,
             "rope.dimension_count_swa": self.head_size,
         }
-        return self.common_metadata() | self.prefixed(values)
 
-    def tensors(self) -> Iterator[Tensor]:
+    def head(self) -> Iterator[Tensor]:
         width = self.n_embd_per_layer
-        yield embedding(self, gain=self.n_embd**-0.5)  # the model multiplies them by the root of n_embd
-        yield norm("output_norm.weight", self.n_embd)
-        yield output(self)
+        yield from head(self, gain=self.n_embd**-0.5)  # the model multiplies them by the root of n_embd
         # Multiplied by the root of their width.
         yield Tensor(
             "per_layer_token_embd.weight", (self.vocabulary.size, width * self.n_layer), width**-0.5, matrix=True
@@ -247,10 +223,8 @@ class Gemma4Spec(Sizes):
         yield matrix("per_layer_model_proj.weight", width * self.n_layer, self.n_embd)
         yield norm("per_layer_proj_norm.weight", width)
         yield Tensor("rope_freqs.weight", (self.head_size_full // 2,), 0.2, centre=2.0)
-        for layer in range(self.n_layer):
-            yield from self._layer(f"blk.{layer}", layer)
 
-    def _layer(self, block: str, layer: int) -> Iterator[Tensor]:
+    def block(self, block: str, layer: int) -> Iterator[Tensor]:
         head_size = self.head_size_full if self._is_full(layer) else self.head_size
         yield from norms(
             block, self.n_embd, "attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm", "post_norm"
@@ -276,38 +250,35 @@ class BertSpec(Sizes):
     """
 
     architecture: ClassVar[str] = "bert"
+    has_rms_norms: ClassVar[bool] = False
     n_head_kv: int = 4
     n_ctx_train: int = 256
     pooling: Pooling | None = "mean"
     class_labels: tuple[str, ...] = ()
     vocabulary: SpecVocabulary = field(default_factory=word_pieces)
 
-    def metadata(self) -> dict[str, Value]:
+    def own_metadata(self) -> dict[str, Value]:
         labels: dict[str, Value] = {"classifier.output_labels": list(self.class_labels)} if self.class_labels else {}
-        return self.common_metadata(rms=False) | self.prefixed({"attention.causal": False, **labels})
+        return {"attention.causal": False, **labels}
 
     def tensors(self) -> Iterator[Tensor]:
         yield embedding(self)
         yield Tensor("token_types.weight", (2, self.n_embd), 0.5)
         yield Tensor("position_embd.weight", (self.n_ctx_train, self.n_embd), 0.5)
-        yield from _layer_norm("token_embd_norm", self.n_embd)
+        yield from layer_norm("token_embd_norm", self.n_embd)
         for layer in range(self.n_layer):
             yield from self._layer(f"blk.{layer}")
         if self.pooling == "rank":
-            yield matrix("cls.weight", self.n_embd, self.n_embd)
-            yield bias("cls.bias", self.n_embd)
-            yield matrix("cls.output.weight", max(1, len(self.class_labels)), self.n_embd, gain=3.0)
-            yield bias("cls.output.bias", max(1, len(self.class_labels)))
+            yield from biased("cls", self.n_embd, self.n_embd)
+            yield from biased("cls.output", max(1, len(self.class_labels)), self.n_embd, gain=3.0)
 
     def _layer(self, block: str) -> Iterator[Tensor]:
         yield from attention(self, block, biases=True)
         yield bias(f"{block}.attn_output.bias", self.n_embd)
-        yield from _layer_norm(f"{block}.attn_output_norm", self.n_embd)
-        yield matrix(f"{block}.ffn_up.weight", self.n_ff, self.n_embd)
-        yield bias(f"{block}.ffn_up.bias", self.n_ff)
-        yield matrix(f"{block}.ffn_down.weight", self.n_embd, self.n_ff)
-        yield bias(f"{block}.ffn_down.bias", self.n_embd)
-        yield from _layer_norm(f"{block}.layer_output_norm", self.n_embd)
+        yield from layer_norm(f"{block}.attn_output_norm", self.n_embd)
+        yield from biased(f"{block}.ffn_up", self.n_ff, self.n_embd)
+        yield from biased(f"{block}.ffn_down", self.n_embd, self.n_ff)
+        yield from layer_norm(f"{block}.layer_output_norm", self.n_embd)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,6 +286,7 @@ class ModernBertSpec(Sizes):
     """ModernBERT: an encoder of which most layers see a window of `n_swa` tokens, half of them before and half after."""
 
     architecture: ClassVar[str] = "modern-bert"
+    has_rms_norms: ClassVar[bool] = False
     n_layer: int = 4
     n_head_kv: int = 4
     n_ctx_train: int = 256
@@ -323,29 +295,28 @@ class ModernBertSpec(Sizes):
     pooling: Pooling | None = "mean"
     vocabulary: SpecVocabulary = field(default_factory=word_pieces)
 
-    def metadata(self) -> dict[str, Value]:
-        values: dict[str, Value] = {
+    def own_metadata(self) -> dict[str, Value]:
+        return {
             "attention.causal": False,
             "attention.sliding_window": self.n_swa,
             "attention.sliding_window_pattern": self.full_every,
             "rope.freq_base": 160000.0,
             "rope.freq_base_swa": 10000.0,
         }
-        return self.common_metadata(rms=False) | self.prefixed(values)
 
-    def tensors(self) -> Iterator[Tensor]:
+    def head(self) -> Iterator[Tensor]:
         yield embedding(self)
         yield norm("token_embd_norm.weight", self.n_embd)
         yield norm("output_norm.weight", self.n_embd)
-        for layer in range(self.n_layer):
-            block = f"blk.{layer}"
-            if layer > 0:
-                yield norm(f"{block}.attn_norm.weight", self.n_embd)
-            yield matrix(f"{block}.attn_qkv.weight", 3 * self.n_embd, self.n_embd, gain=1.5)
-            yield matrix(f"{block}.attn_output.weight", self.n_embd, self.n_embd, gain=1.5)
-            yield norm(f"{block}.ffn_norm.weight", self.n_embd)
-            yield matrix(f"{block}.ffn_up.weight", 2 * self.n_ff, self.n_embd, gain=1.5)
-            yield matrix(f"{block}.ffn_down.weight", self.n_embd, self.n_ff, gain=1.5)
+
+    def block(self, block: str, layer: int) -> Iterator[Tensor]:
+        if layer > 0:
+            yield norm(f"{block}.attn_norm.weight", self.n_embd)
+        yield matrix(f"{block}.attn_qkv.weight", 3 * self.n_embd, self.n_embd, gain=1.5)
+        yield matrix(f"{block}.attn_output.weight", self.n_embd, self.n_embd, gain=1.5)
+        yield norm(f"{block}.ffn_norm.weight", self.n_embd)
+        yield matrix(f"{block}.ffn_up.weight", 2 * self.n_ff, self.n_embd, gain=1.5)
+        yield matrix(f"{block}.ffn_down.weight", self.n_embd, self.n_ff, gain=1.5)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -356,14 +327,13 @@ class T5Spec(Sizes):
     n_head_kv: int = 4
     n_bucket: int = 32
 
-    def metadata(self) -> dict[str, Value]:
-        values: dict[str, Value] = {
+    def own_metadata(self) -> dict[str, Value]:
+        return {
             "attention.relative_buckets_count": self.n_bucket,
             "attention.key_length": self.head_size,
             "attention.value_length": self.head_size,
             "decoder_start_token_id": self.vocabulary.control[0],
         }
-        return self.common_metadata() | self.prefixed(values)
 
     def tensors(self) -> Iterator[Tensor]:
         yield embedding(self)
@@ -387,8 +357,3 @@ class T5Spec(Sizes):
         for part in "qkvo":
             gain = 1.5 if part in "vo" else 0.4  # T5 does not divide by the root of the head size
             yield matrix(f"{prefix}_{part}.weight", self.n_embd, self.n_embd, gain=gain)
-
-
-def _layer_norm(name: str, size: int) -> Iterator[Tensor]:
-    yield norm(f"{name}.weight", size)
-    yield bias(f"{name}.bias", size)
