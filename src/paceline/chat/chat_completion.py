@@ -6,18 +6,17 @@ Libraries and servers build their answers from these records. Parsing takes time
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
 import msgspec
 
-from paceline import validation
 from paceline.chat.chat_format import RenderedPrompt
 from paceline.chat.message_parser import MessageDelta, MessageStream, ParsedMessage, ToolCall
 from paceline.errors import ChatParseError, PacelineError
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
-from paceline.streaming.chunk import Choice, Completion, fields_of, record_repr
+from paceline.streaming.chunk import Choice, Completion, CompletionOf, fields_of, record_repr
 
 _SHORT_CHARS = 1024  # that are parsed faster than a thread is found for it
 
@@ -58,7 +57,7 @@ class ChatChoice(Choice):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class ChatCompletion:
+class ChatCompletion(CompletionOf[ChatChoice]):
     """The choices of a chat; the parts of the first one are properties of their own.
 
     Attributes:
@@ -69,16 +68,7 @@ class ChatCompletion:
         index: The request's place in a list of conversations.
     """
 
-    choices: tuple[ChatChoice, ...]
-    prompt_token_ids: tuple[int, ...]
-    usage: Usage
-    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
-    index: int = 0
-
-    if not TYPE_CHECKING:  # type checkers refuse unknown names
-
-        def __getattr__(self, name: str) -> object:
-            raise validation.no_attribute(self, name, _NAMES_ELSEWHERE)
+    _names_elsewhere: ClassVar[Mapping[str, str]] = _NAMES_ELSEWHERE
 
     @property
     def message(self) -> ParsedMessage:
@@ -100,11 +90,6 @@ class ChatCompletion:
         """Tool calls of the first choice."""
         return self.choices[0].message.tool_calls
 
-    @property
-    def finish_reason(self) -> FinishReason:
-        """Finish reason of the first choice."""
-        return self.choices[0].finish_reason
-
     def __repr__(self) -> str:
         first = self.choices[0]
         return record_repr(
@@ -114,7 +99,7 @@ class ChatCompletion:
             finish_reason=str(first.finish_reason),
             error=first.error,
             warning=first.warning,
-            choices=None if len(self.choices) == 1 else len(self.choices),
+            choices=self._num_choices,
         )
 
 

@@ -19,7 +19,6 @@ from paceline.clock import Clock
 from paceline.errors import Aborted, EngineError, PacelineError
 from paceline.kv_cache import (
     Copy,
-    Cut,
     Load,
     LoadState,
     Operation,
@@ -204,7 +203,7 @@ class Executor:
             except Exception as error:
                 if isinstance(operation, (Remove, Truncate)):
                     raise
-                if isinstance(operation, (Save, Cut, SaveState)):
+                if isinstance(operation, (Save, SaveState)):
                     if not self._has_warned:
                         self._has_warned = True
                         _log.warning(
@@ -231,13 +230,12 @@ class Executor:
             case Load(seq_id, data, start, end, layout):
                 self._backend.load(seq_id, data, layout.position(start), layout.position(end))
                 output.loading_s += self._clock.now() - begin
-            case Save(seq_id, start, end, layout=layout):
-                data = self._backend.save(seq_id, layout.position(start), layout.position(end))
-                output.saved.append((operation, data))
-                output.saving_s += self._clock.now() - begin
-            case Cut(data, start, end, layout=layout):
-                part = self._backend.cut(data, layout.position(start), layout.position(end))
-                output.saved.append((operation, part))
+            case Save(seq_id, start, end, layout=layout, cut_from=whole):
+                first, last = layout.position(start), layout.position(end)
+                save = (
+                    self._backend.save(seq_id, first, last) if whole is None else self._backend.cut(whole, first, last)
+                )
+                output.saved.append((operation, save))
                 output.saving_s += self._clock.now() - begin
             case SaveState(seq_id, num_tokens, layout=layout):
                 data = self._backend.save_state(seq_id, layout.position(num_tokens))

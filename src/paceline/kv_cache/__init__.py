@@ -22,7 +22,6 @@ from paceline.kv_cache.cache import KVCache
 from paceline.kv_cache.device_cells import (
     CacheSequence,
     Copy,
-    Cut,
     KVCacheLimits,
     Load,
     LoadState,
@@ -60,7 +59,6 @@ __all__ = [
     "CacheTelemetry",
     "ComputeCost",
     "Copy",
-    "Cut",
     "HashedPrefix",
     "KVCache",
     "KVCacheLimits",

@@ -9,7 +9,6 @@ from paceline.kv_cache.device_cells import (
     CacheSequence,
     CellBudget,
     Copy,
-    Cut,
     DeviceCells,
     KVCacheLimits,
     Load,
@@ -204,7 +203,7 @@ class KVCache:
         self._cells.operations[:] = [
             operation
             for operation in self._cells.operations
-            if not (isinstance(operation, (Save, Cut, SaveState)) and is_forgotten(operation.namespace))
+            if not (isinstance(operation, (Save, SaveState)) and is_forgotten(operation.namespace))
         ]
         self._host.forget(is_forgotten, now_s)
 
@@ -298,12 +297,12 @@ class KVCache:
     @property
     def is_saving(self) -> bool:
         """Whether a save is pending."""
-        return self._cells.has_pending(Save) or self._cells.has_pending(SaveState)
+        return bool(self._cells.pending_saves)
 
     @property
     def is_freeing(self) -> bool:
         """Whether cells are about to be freed."""
-        return self._cells.has_pending(Remove)
+        return any(isinstance(operation, Remove) for operation in self._cells.operations)
 
     @property
     def transfer_s(self) -> float:
@@ -439,7 +438,7 @@ class KVCache:
         """Return whether host memory will have more for a waiting sequence after this tick."""
         if not sequence.reads_cache:
             return False
-        saves = [operation for operation in self._cells.operations if isinstance(operation, (Save, SaveState))]
+        saves = self._cells.pending_saves
         if not saves:
             return False
         tokens = sequence.token_bytes(sequence.num_tokens - 1)

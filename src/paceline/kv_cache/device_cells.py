@@ -180,7 +180,8 @@ class Truncate:
 class Save:
     """Save the cells of tokens [start, end) of a sequence id to host memory.
 
-    namespace, tokens: the path to `end` in the radix tree, tokens as bytes.
+    namespace, tokens: the path to `end` in the radix tree, tokens as bytes. cut_from: a saved range that has these tokens and is
+    cut in place of a sequence id, by way of free cells for all of it.
     """
 
     seq_id: int
@@ -189,6 +190,7 @@ class Save:
     namespace: Namespace
     tokens: bytes
     layout: PromptLayout = TEXT_LAYOUT
+    cut_from: SavedState | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,22 +228,7 @@ class Load:
     layout: PromptLayout = TEXT_LAYOUT
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """Save tokens [start, end) of a saved range to host memory once more, by way of free cells for all of it.
-
-    namespace, tokens: as in `Save`.
-    """
-
-    data: SavedState
-    start: int
-    end: int
-    namespace: Namespace
-    tokens: bytes
-    layout: PromptLayout = TEXT_LAYOUT
-
-
-Operation = Copy | Remove | Truncate | Save | Cut | Load | SaveState | LoadState
+Operation = Copy | Remove | Truncate | Save | Load | SaveState | LoadState
 
 
 @dataclass(slots=True)
@@ -258,7 +245,7 @@ class TransferOutput:
         state_saving_s: Seconds spent on saving states.
     """
 
-    saved: list[tuple[Save | Cut, SavedState]] = field(default_factory=list)
+    saved: list[tuple[Save, SavedState]] = field(default_factory=list)
     saved_states: list[tuple[SaveState, SavedState]] = field(default_factory=list)
     failed_seq_ids: set[int] = field(default_factory=set)
     failed_loads: list[Load | LoadState] = field(default_factory=list)
@@ -390,9 +377,14 @@ class DeviceCells:
         """Return the number of cells that no other sequence id shares; freeing the id frees these cells."""
         return sum(segment.length for segment in self._segments.get(seq_id, ()) if segment.num_owners == 1)
 
-    def has_pending(self, kind: type[Operation]) -> bool:
-        """Return whether an operation of this kind is pending."""
-        return any(isinstance(operation, kind) for operation in self.operations)
+    @property
+    def pending_saves(self) -> list[Save | SaveState]:
+        """The pending saves of memory; those that are cut from a saved range do not count."""
+        return [
+            operation
+            for operation in self.operations
+            if isinstance(operation, SaveState) or (isinstance(operation, Save) and operation.cut_from is None)
+        ]
 
     def take_operations(self) -> list[Operation]:
         """Return the pending operations, in order, for the executor."""

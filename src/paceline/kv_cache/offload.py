@@ -17,7 +17,6 @@ from typing import Protocol
 
 from paceline.kv_cache.device_cells import (
     CacheSequence,
-    Cut,
     DeviceCells,
     KVCacheLimits,
     Load,
@@ -126,7 +125,7 @@ class TransferCost:
     def observe(self, operations: Sequence[Operation], output: TransferOutput) -> None:
         """Learn from a tick's transfers."""
         self._saving.observe(sum(save.end - save.start for save, _ in output.saved), output.saving_s)
-        if num_saves := sum(isinstance(operation, (Save, Cut)) for operation in operations):
+        if num_saves := sum(isinstance(operation, Save) for operation in operations):
             self._is_failing = len(output.saved) < num_saves
         self._loading.observe(_num_loaded(operations), output.loading_s)
         if output.saved:
@@ -138,7 +137,7 @@ class TransferCost:
 
     def seconds(self, operations: Iterable[Operation]) -> float:
         """Return the expected time of these operations."""
-        saves = sum(operation.end - operation.start for operation in operations if isinstance(operation, (Save, Cut)))
+        saves = sum(operation.end - operation.start for operation in operations if isinstance(operation, Save))
         states = sum(isinstance(operation, SaveState) for operation in operations)
         return self._saving.seconds(saves) + self._loading.seconds(_num_loaded(operations)) + self.state_seconds(states)
 
@@ -213,11 +212,13 @@ class RangeSaver:
             max_tokens -= self.num_tried - bounds[0]
             while bounds[-1] < self.num_tried:
                 bounds.append(self.layout.cut(bounds[-1], min(self.num_tried, bounds[-1] + BLOCK_TOKENS)))
-            saves += [self._save(first, last) for first, last in pairwise(bounds)]
+            saves += [self.save(first, last) for first, last in pairwise(bounds)]
         return saves
 
-    def _save(self, start: int, end: int) -> Save:
-        return Save(self.seq_id, start, end, self.namespace, self.tokens[: end * TOKEN_BYTES], self.layout)
+    def save(self, start: int, end: int, cut_from: SavedState | None = None) -> Save:
+        """Return the save of a range of the path; cut_from: see `Save`."""
+        path = self.tokens[: end * TOKEN_BYTES]
+        return Save(self.seq_id, start, end, self.namespace, path, self.layout, cut_from)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -428,7 +429,7 @@ class HostCache:
         """Bytes of all blocks."""
         return self._tree.num_bytes
 
-    def put(self, save: Save | Cut, data: SavedState, now_s: float) -> None:
+    def put(self, save: Save, data: SavedState, now_s: float) -> None:
         """Take in saved cells; a block larger than the capacity is dropped, as it would evict all others and then itself."""
         if data.nbytes > self._limits.host_bytes:
             return
@@ -532,9 +533,7 @@ class PrefixExporter:
             export.num_cut = part.end
             if not make_room(part.block.end - part.block.start):
                 break
-            tokens = export.tokens[: part.end * TOKEN_BYTES]
-            cut = Cut(part.block.data, part.start, part.end, export.namespace, tokens, export.layout)
-            self._cells.operations.append(cut)
+            self._cells.operations.append(export.save(part.start, part.end, part.block.data))
             num_tokens += part.end - part.start
         return num_tokens
 

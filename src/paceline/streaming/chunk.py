@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
 
 import msgspec
 
@@ -266,8 +266,38 @@ class Choice:
         )
 
 
+C = TypeVar("C", bound=Choice)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Completion:
+class CompletionOf(Generic[C]):
+    """The choices of a request, of text or of a chat."""
+
+    choices: tuple[C, ...]
+    prompt_token_ids: tuple[int, ...]
+    usage: Usage
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    index: int = 0
+
+    if not TYPE_CHECKING:  # type checkers refuse unknown names
+        _names_elsewhere: ClassVar[Mapping[str, str]] = {}
+
+        def __getattr__(self, name: str) -> object:
+            raise validation.no_attribute(self, name, self._names_elsewhere)
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Finish reason of the first choice."""
+        return self.choices[0].finish_reason
+
+    @property
+    def _num_choices(self) -> int | None:
+        """The number of choices for a repr; None for a single choice."""
+        return None if len(self.choices) == 1 else len(self.choices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Completion(CompletionOf[Choice]):
     """The choices of a request; the fields of the first one are properties of their own.
 
     If n > 1 and some choices failed, they have an `error` and the others are whole.
@@ -280,16 +310,7 @@ class Completion:
         index: The request's place in the list that was passed to `generate`.
     """
 
-    choices: tuple[Choice, ...]
-    prompt_token_ids: tuple[int, ...]
-    usage: Usage
-    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
-    index: int = 0
-
-    if not TYPE_CHECKING:  # type checkers refuse unknown names
-
-        def __getattr__(self, name: str) -> object:
-            raise validation.no_attribute(self, name, _NAMES_ELSEWHERE)
+    _names_elsewhere: ClassVar[Mapping[str, str]] = _NAMES_ELSEWHERE
 
     @property
     def text(self) -> str:
@@ -300,11 +321,6 @@ class Completion:
     def token_ids(self) -> tuple[int, ...]:
         """Token ids of the first choice."""
         return self.choices[0].token_ids
-
-    @property
-    def finish_reason(self) -> FinishReason:
-        """Finish reason of the first choice."""
-        return self.choices[0].finish_reason
 
     @property
     def stop(self) -> str | int | None:
@@ -335,7 +351,7 @@ class Completion:
             finish_reason=str(first.finish_reason),
             stop=first.stop,
             error=first.error,
-            choices=None if len(self.choices) == 1 else len(self.choices),
+            choices=self._num_choices,
         )
 
     def raise_for_error(self) -> None:
