@@ -16,15 +16,7 @@ from paceline.observability.metrics import Instrument, Instruments, Metrics
 from paceline.output import Vocabulary
 from paceline.params import FIELDS, SamplingParams
 from paceline.request import RequestOptions
-from paceline.scheduling.records import (
-    Answered,
-    Delta,
-    Embedded,
-    EmbeddingRequest,
-    Event,
-    Released,
-    Started,
-)
+from paceline.scheduling.records import Answered, Delta, Embedded, EmbeddingRequest, Event, Released, Started
 from paceline.scheduling.scheduler import Scheduler
 from paceline.scheduling.strategies import BatchStrategy, SchedulerView, TokenAllocation, resolve_strategy
 from paceline.sequence import Limits, Request, Row, prefix_namespace

@@ -147,10 +147,7 @@ class LoaderWorld:
 
 
 def pool_of(
-    world: LoaderWorld,
-    *entries: ModelEntry | str,
-    wait_timeout_s: float | None = None,
-    patience_s: float = 5.0,
+    world: LoaderWorld, *entries: ModelEntry | str, wait_timeout_s: float | None = None, patience_s: float = 5.0
 ) -> Pool:
     """A pool of these models."""
     listed = tuple(ModelEntry(name=entry) if isinstance(entry, str) else entry for entry in entries)

@@ -293,12 +293,7 @@ ATTACKS = (
         "all connections were reset, and they did not count among --max-connections",
         silent_tls,
     ),
-    Attack(
-        "tls-timeout",
-        "A connection without a TLS handshake is cut off after --timeout.",
-        "60.0 s",
-        tls_timeout,
-    ),
+    Attack("tls-timeout", "A connection without a TLS handshake is cut off after --timeout.", "60.0 s", tls_timeout),
     Attack(
         "trailers",
         "A key in a trailer of a chunked body opens nothing.",

@@ -186,10 +186,7 @@ ATTACKS = (
         sample=True,
     ),
     Attack(
-        "questions",
-        "Every route replies in time though the worker does nothing.",
-        "/slots hung",
-        unanswered_questions,
+        "questions", "Every route replies in time though the worker does nothing.", "/slots hung", unanswered_questions
     ),
     Attack(
         "cancels",

@@ -116,10 +116,7 @@ ATTACKS = (
         lambda: cut(24, [" " * MIB]),
     ),
     Attack(
-        "cut-kinds",
-        "The same with 12 prompts of six kinds of text.",
-        "as above",
-        lambda: cut(12, [*_texts().values()]),
+        "cut-kinds", "The same with 12 prompts of six kinds of text.", "as above", lambda: cut(12, [*_texts().values()])
     ),
     Attack(
         "tokenize",

@@ -29,15 +29,7 @@ from tests.hub.stand_in_hub import (
 )
 from tests.hub.test_commands import put_ollama
 
-from paceline.errors import (
-    Aborted,
-    AccessDenied,
-    DiskFull,
-    DownloadError,
-    HubUnavailable,
-    ModelNotFound,
-    PacelineError,
-)
+from paceline.errors import Aborted, AccessDenied, DiskFull, DownloadError, HubUnavailable, ModelNotFound, PacelineError
 from paceline.hub import download, local_model, network
 from paceline.hub.locate import LocalModel, Locator
 from paceline.hub.references import hub_settings, parse_reference
@@ -581,10 +573,7 @@ def test_a_part_that_is_removed_in_the_middle_is_downloaded_anew(hub: StandInHub
     assert any("downloading it anew" in note for note in recorder.notes)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"rfilename": "../../../../outside.gguf"}, {"rfilename": "/outside.gguf"}],
-)
+@pytest.mark.parametrize("change", [{"rfilename": "../../../../outside.gguf"}, {"rfilename": "/outside.gguf"}])
 def test_a_listing_that_leads_out_of_the_cache_is_refused(
     hub: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, str]
 ) -> None:

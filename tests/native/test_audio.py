@@ -17,16 +17,7 @@ from tests.exact import EXACT
 from tests.native.conftest import TinyModels
 from tests.native.test_media_projector import Less
 from tests.pictures import picture
-from tests.sounds import (
-    MP3_FRAME_SAMPLES,
-    flac_file,
-    int16,
-    lame_frame,
-    mp3_file,
-    tone,
-    wav_file,
-    wav_of_bytes,
-)
+from tests.sounds import MP3_FRAME_SAMPLES, flac_file, int16, lame_frame, mp3_file, tone, wav_file, wav_of_bytes
 
 from paceline import LLM, Audio, Conversation, Image
 from paceline.errors import BatchError, Cancelled, InvalidParams, ModelLoadError, Unsupported

@@ -123,12 +123,7 @@ def test_a_closed_context_raises_closed(llama: Model) -> None:
     context = Context(llama, n_ctx=256)
     context.close()
     context.close()
-    for use in (
-        lambda: context.decode([1]),
-        lambda: context.n_ctx,
-        lambda: context.positions(0),
-        context.abort,
-    ):
+    for use in (lambda: context.decode([1]), lambda: context.n_ctx, lambda: context.positions(0), context.abort):
         with pytest.raises(Closed):
             use()
 

@@ -138,7 +138,7 @@ SHAPES: dict[str, Messages] = {
 
 EXCEPTIONS = {
     # The error says so: there is no message that could take the text.
-    ("google-gemma-2-2b-it", "system alone"): "has no system messages, and there is no other message",
+    ("google-gemma-2-2b-it", "system alone"): "has no system messages, and there is no other message"
 }
 
 

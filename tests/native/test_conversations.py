@@ -175,10 +175,7 @@ def test_a_conversation_is_saved_and_loaded(llm: LLM, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "{", "[]", "{}", "null", '{"paceline_conversation": 9}', "[" * 100_000, "\x00"],
-)
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "null", '{"paceline_conversation": 9}', "[" * 100_000, "\x00"])
 def test_a_damaged_file_is_refused(llm: LLM, tmp_path: Path, text: str) -> None:
     """As a StateError that names it; a missing one as an OSError."""
     path = tmp_path / "talk.json"

@@ -770,10 +770,7 @@ def test_other_contexts_and_objects_are_refused(hunyuan: Loaded) -> None:
 
 
 def test_an_eagle3_file_is_no_model_of_its_own(tiny_models: TinyModels) -> None:
-    with (
-        Model.load(tiny_models(Eagle3Spec())) as model,
-        pytest.raises((InvalidParams, Unsupported, ModelLoadError)),
-    ):
+    with Model.load(tiny_models(Eagle3Spec())) as model, pytest.raises((InvalidParams, Unsupported, ModelLoadError)):
         Context(model, n_ctx=256)
 
 

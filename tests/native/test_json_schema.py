@@ -96,8 +96,7 @@ def test_schemas_at_the_limits_are_translated() -> None:
 
 
 @pytest.mark.parametrize(
-    "pattern",
-    ["^(?=a)b$", "a", "^a", "^\\d$", "^a^b$", "^[\\d]$", "^a{1,2,3}$", "^(a$", "^*$", "^" + "(" * 2000 + "$"],
+    "pattern", ["^(?=a)b$", "a", "^a", "^\\d$", "^a^b$", "^[\\d]$", "^a{1,2,3}$", "^(a$", "^*$", "^" + "(" * 2000 + "$"]
 )
 @pytest.mark.parametrize("place", ["{}", '{{"items": {}}}', '{{"anyOf": [{{"$ref": "#/x"}}], "x": {}}}'])
 def test_a_pattern_that_cannot_be_followed_is_refused(

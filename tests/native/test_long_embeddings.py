@@ -51,8 +51,7 @@ def test_texts_up_to_the_trained_length_are_embedded(
 
 
 @pytest.mark.parametrize(
-    ("side", "cut"),
-    [("right", [1, 5, 6, 7, 2]), ("left", [1, 8, 9, 10, 2]), ("middle", [1, 5, 9, 10, 2])],
+    ("side", "cut"), [("right", [1, 5, 6, 7, 2]), ("left", [1, 8, 9, 10, 2]), ("middle", [1, 5, 9, 10, 2])]
 )
 def test_the_tokens_at_both_ends_stay(side: Truncate, cut: list[int]) -> None:
     """Bos in front and eos or sep at the end, which models pool at; a limit of nothing more keeps what fits."""

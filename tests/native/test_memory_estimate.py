@@ -187,10 +187,7 @@ def test_a_dry_run_that_dies_is_an_error_and_no_obstacle(
 
 def test_a_model_without_weights_only_plans() -> None:
     """A context of it is refused."""
-    with (
-        Model.load(demo_model_path(), no_alloc=True) as sketch,
-        pytest.raises(Unsupported, match="no_alloc"),
-    ):
+    with Model.load(demo_model_path(), no_alloc=True) as sketch, pytest.raises(Unsupported, match="no_alloc"):
         Context(sketch, n_ctx=256)
 
 

@@ -62,11 +62,7 @@ def test_a_vocabulary_that_would_abort_is_not_encoded_with(tmp_path: Path, optio
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"bad_words": ("ce",)},
-        {"dry_multiplier": 1.0, "dry_sequence_breakers": ("ace",)},
-        {"grammar": "root ::= <ce>"},
-    ],
+    [{"bad_words": ("ce",)}, {"dry_multiplier": 1.0, "dry_sequence_breakers": ("ace",)}, {"grammar": "root ::= <ce>"}],
 )
 def test_a_vocabulary_that_would_never_end_is_not_encoded_with(tmp_path: Path, options: dict[str, Any]) -> None:
     """What encodes texts raises Unsupported where encoding would go on for ever; other samplers work."""
@@ -78,11 +74,7 @@ def test_a_vocabulary_that_would_never_end_is_not_encoded_with(tmp_path: Path, o
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"bad_words": ("é",)},
-        {"dry_multiplier": 1.0, "dry_sequence_breakers": ("aé",)},
-        {"grammar": "root ::= <é>"},
-    ],
+    [{"bad_words": ("é",)}, {"dry_multiplier": 1.0, "dry_sequence_breakers": ("aé",)}, {"grammar": "root ::= <é>"}],
 )
 def test_a_text_that_has_no_tokens_is_refused(tmp_path: Path, options: dict[str, Any]) -> None:
     """A character that a SentencePiece vocabulary has neither whole nor in bytes is a typed error."""

@@ -189,9 +189,7 @@ def row_of(token_ids: list[int], position: int, layout: PromptLayout = TEXT_LAYO
     return Row(sequence, position, token_ids, draws=False, targets=[], num_logprobs=None)
 
 
-def test_an_engine_refuses_a_row_of_text_that_leaves_positions_out(
-    engine_parts: tuple[LlamaBackend, Context],
-) -> None:
+def test_an_engine_refuses_a_row_of_text_that_leaves_positions_out(engine_parts: tuple[LlamaBackend, Context]) -> None:
     """Cells would be missing there, which is not noticed otherwise; text behind an image may."""
     backend, context = engine_parts
     with pytest.raises(InvalidParams, match="must be 0, where sequence 0 goes on, not 3"):

@@ -253,11 +253,7 @@ def test_wrong_drafts_are_cut_from_states_that_llama_cpp_keeps(
             at = len(drawn)
             drafts = [*expected[at : at + num_right], *[(expected[at + num_right] + 1) % 250] * num_wrong]
             row = StepRow(
-                seq_id=0,
-                position=19 + at,
-                token_ids=[drawn[-1], *drafts],
-                num_drafts=len(drafts),
-                samplers=(sampler,),
+                seq_id=0, position=19 + at, token_ids=[drawn[-1], *drafts], num_drafts=len(drafts), samplers=(sampler,)
             )
             (draws,) = context.step([row, StepRow(seq_id=1, position=2 + turn, token_ids=[7])]).rows[0].draws
             drawn += draws.token_ids

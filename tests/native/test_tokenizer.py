@@ -318,11 +318,7 @@ def test_a_lone_surrogate_is_refused_where_it_stands(load: Load) -> None:
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [
-        ("deepseek-llm", " " * 100_000 + "1"),
-        ("llama-spm", "\n" * 1_000_000),
-        ("phi-3", "🚀" * 400_000),
-    ],
+    [("deepseek-llm", " " * 100_000 + "1"), ("llama-spm", "\n" * 1_000_000), ("phi-3", "🚀" * 400_000)],
 )
 def test_what_would_take_minutes_is_refused(load: Load, name: str, text: str) -> None:
     """Text on which a vocabulary takes time with the square of its length is an error, and a part of it works."""

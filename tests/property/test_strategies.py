@@ -30,11 +30,7 @@ def learnt(observed: list[MeasuredPass]) -> TickCostModel:
 
 
 COSTS: st.SearchStrategy[TickCost] = st.builds(
-    TrialCost,
-    pass_s=st.floats(0, 1),
-    token_s=st.floats(1e-9, 1),
-    cell_s=st.floats(0, 1e-5),
-    output_s=st.floats(0, 1),
+    TrialCost, pass_s=st.floats(0, 1), token_s=st.floats(1e-9, 1), cell_s=st.floats(0, 1e-5), output_s=st.floats(0, 1)
 ) | st.builds(
     learnt,
     st.lists(st.tuples(st.integers(1, 600), st.integers(0, 5000), st.floats(0, 2), st.integers(0, 64)), max_size=3),

@@ -125,10 +125,7 @@ def test_a_second_watcher_gets_the_ticks_that_the_first_has_seen(worlds: Any) ->
 def test_a_watcher_that_joins_does_not_wait_for_a_slower_one(worlds: Any) -> None:
     """The look that comes for the first one in a minute is made at once for the second."""
     world = worlds(**ROOM)
-    with (
-        world.raw(prompts=["abc"], sampling=ENDLESS, stream=True),
-        watching(world.client, interval_ms=60_000) as first,
-    ):
+    with world.raw(prompts=["abc"], sampling=ENDLESS, stream=True), watching(world.client, interval_ms=60_000) as first:
         first.next()
         began_s = time.monotonic()
         with watching(world.client) as second:

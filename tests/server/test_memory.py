@@ -262,9 +262,7 @@ def test_sleep_and_adapters_leave_nothing_behind(tmp_path: Path) -> None:
     spec = LlamaSpec(n_ctx_train=2048)
     model, adapter = write_model(tmp_path / "tiny.gguf", spec), write_lora(tmp_path / "style.gguf", spec)
     settings = ServerSettings(
-        model=model,
-        engine_options={**ENGINE, "n_ctx": 512, "sleep_idle_s": 0.05},
-        lora_loading=True,
+        model=model, engine_options={**ENGINE, "n_ctx": 512, "sleep_idle_s": 0.05}, lora_loading=True
     )
     with RunningServer(settings) as server:
         clients = Clients(server.port)

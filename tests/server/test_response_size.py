@@ -129,10 +129,7 @@ def test_a_text_of_too_many_tokens_has_no_list_of_them(
 
 @pytest.mark.parametrize(
     ("path", "body"),
-    [
-        ("/v1/completions", {"max_tokens": 1, "n": 250, "echo": True}),
-        ("/completion", {"n_predict": 1, "n_cmpl": 250}),
-    ],
+    [("/v1/completions", {"max_tokens": 1, "n": 250, "echo": True}), ("/completion", {"n_predict": 1, "n_cmpl": 250})],
 )
 def test_prompts_are_not_repeated_beyond_a_limit(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]

@@ -20,11 +20,7 @@ NEAR = BARE.replace("city", "town")
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": ASKED, "tools": [{"type": "function", "function": FUNCTION}]},
     "/v1/responses": {"input": ASKED, "tools": [{"type": "function", **FUNCTION}]},
-    "/v1/messages": {
-        "messages": ASKED,
-        "max_tokens": 200,
-        "tools": [{"name": "weather", "input_schema": CITY}],
-    },
+    "/v1/messages": {"messages": ASKED, "max_tokens": 200, "tools": [{"name": "weather", "input_schema": CITY}]},
     "/api/chat": {"messages": ASKED, "tools": [{"type": "function", "function": FUNCTION}]},
 }
 NO_CALLS: dict[str, dict[str, Any]] = {
@@ -156,11 +152,7 @@ def streamed_message(events: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 WHOLE = {"/v1/chat/completions": whole_chat, "/v1/responses": whole_response, "/v1/messages": whole_message}
-READERS = {
-    "/v1/chat/completions": streamed_chat,
-    "/v1/responses": streamed_response,
-    "/v1/messages": streamed_message,
-}
+READERS = {"/v1/chat/completions": streamed_chat, "/v1/responses": streamed_response, "/v1/messages": streamed_message}
 ENDS = {  # of a message with calls, and of one without
     "/v1/chat/completions": ("tool_calls", "stop"),
     "/v1/responses": ("completed", "completed"),

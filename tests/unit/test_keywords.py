@@ -11,12 +11,7 @@ import numpy as np
 import pytest
 
 import paceline
-from paceline.chat_client.chat_arguments import (
-    CHAT_NAMES,
-    ChatKeywords,
-    StreamChatKeywords,
-    chat_arguments,
-)
+from paceline.chat_client.chat_arguments import CHAT_NAMES, ChatKeywords, StreamChatKeywords, chat_arguments
 from paceline.config import CONFIG_NAMES, EngineConfig
 from paceline.engine.arguments import (
     GenerateKeywords,

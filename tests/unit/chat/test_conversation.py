@@ -123,9 +123,7 @@ def test_tool_calls_and_their_results_become_plain_mappings() -> None:
         "role": "assistant",
         "content": "",
         "reasoning_content": "hm",
-        "tool_calls": [
-            {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"city": "Köln"}'}},
-        ],
+        "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"city": "Köln"}'}}],
     }
     assert parsed[2] == result
     assert parsed[3]["tool_calls"] == [{"type": "function", "function": {"name": "g", "arguments": '{"a": 1}'}}]

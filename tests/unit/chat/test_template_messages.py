@@ -60,12 +60,7 @@ def test_arguments_are_objects_where_the_template_wants_them() -> None:
         broken["tool_calls"][0]["function"]["arguments"] = text  # type: ignore[index]
         found = fitted([broken], supports_object_arguments=True)
         assert found[0]["tool_calls"][0]["function"]["arguments"] == {"arguments": wrapped}
-    for arguments in (
-        '{"a": 1e999}',
-        '{"a": "\\ud800"}',
-        '{"a":' + "[" * 100_000,
-        "[" * 70 + "]" * 70,
-    ):
+    for arguments in ('{"a": 1e999}', '{"a": "\\ud800"}', '{"a":' + "[" * 100_000, "[" * 70 + "]" * 70):
         wrong = {
             "role": "assistant",
             "content": "",

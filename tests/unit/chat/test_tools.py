@@ -100,11 +100,7 @@ def test_other_kinds_of_tools_are_unsupported() -> None:
         ({"function": {"name": "clock"}}, "required", ["clock"]),
         ({"type": "function", "name": "clock"}, "required", ["clock"]),
         ({"type": "tool", "name": "clock"}, "required", ["clock"]),
-        (
-            {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [named("clock")]}},
-            "auto",
-            ["clock"],
-        ),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [named("clock")]}}, "auto", ["clock"]),
         (
             {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "weather"}]},
             "required",

@@ -267,11 +267,7 @@ IMPOSSIBLE: dict[str, tuple[Any, list[str], list[str]]] = {  # types, texts of i
     "time": (dt.time, ['"23:59:59"'], ['"24:00:00"']),
     "timedelta": (dt.timedelta, ['"P1DT2H3M"', '"PT5S"'], ['"P"', '"PT"', '"1"']),
     "UUID": (UUID, ['"01234567-89ab-cdef-0123-456789abcdef"'], ['"01234567"']),
-    "UUID4": (
-        pydantic.UUID4,
-        ['"01234567-89ab-4def-8123-456789abcdef"'],
-        ['"01234567-89ab-1def-8123-456789abcdef"'],
-    ),
+    "UUID4": (pydantic.UUID4, ['"01234567-89ab-4def-8123-456789abcdef"'], ['"01234567-89ab-1def-8123-456789abcdef"']),
     "dict of Enum": (dict[Kind, int], ["{}", '{"fox":1,"bear":2}'], ['{"owl":1}', '{"fox":"a"}']),
     "dict of Literal": (dict[Literal["a", "b"], float], ['{"b":0.5}'], ['{"c":1}']),
     "dict of IntEnum": (dict[Level, int], ['{"1":5,"2":6}'], ['{"3":5}', '{"LOW":5}']),

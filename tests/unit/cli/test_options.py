@@ -25,8 +25,7 @@ def stdin(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "text"),
-    [(b"a\n", "a"), (b"a\r\n", "a"), (b"a\n\n", "a\n"), (b"", ""), ("é\nb".encode(), "é\nb")],
+    ("data", "text"), [(b"a\n", "a"), (b"a\r\n", "a"), (b"a\n\n", "a\n"), (b"", ""), ("é\nb".encode(), "é\nb")]
 )
 def test_stdin_loses_one_line_break_at_its_end(monkeypatch: pytest.MonkeyPatch, data: bytes, text: str) -> None:
     """`echo` adds a line break; everything else stays."""

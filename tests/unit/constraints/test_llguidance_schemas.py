@@ -30,10 +30,7 @@ TREE = {
         "properties": {"t": {"const": 1}, "next": {"$ref": "#/$defs/tree"}},
         "required": ["next"],
     },
-    "tree": {
-        "oneOf": [{"$ref": "#/$defs/leaf"}, {"$ref": "#/$defs/branch"}],
-        "discriminator": {"propertyName": "t"},
-    },
+    "tree": {"oneOf": [{"$ref": "#/$defs/leaf"}, {"$ref": "#/$defs/branch"}], "discriminator": {"propertyName": "t"}},
 }
 
 
@@ -196,10 +193,7 @@ def test_patterns_of_decimals_have_no_look_ahead(pattern: str, valid: list[str],
         ({"propertyNames": {"pattern": "^a", "maxLength": 3}}, "#/propertyNames"),
         ({"type": "object", "properties": {"a": {"type": "strng"}}}, "#/properties/a/type"),
         ({"type": "object", "properties": {"a": {"type": ["null", 5]}}}, "#/properties/a/type"),
-        (
-            {"type": "object", "properties": {"a": {"type": "string", "enum": [1]}}, "required": ["a"]},
-            "#/required",
-        ),
+        ({"type": "object", "properties": {"a": {"type": "string", "enum": [1]}}, "required": ["a"]}, "#/required"),
         ({"properties": {"a": {"pattern": "x"}, "b": {"pattern": "(?=x)y"}}}, "#/properties/b/pattern"),
         ({"properties": {"a": {"pattern": "x"}, "b": {"pattern": r"(x)\1"}}}, "#/properties/b/pattern"),
         ({"properties": {"a": {"pattern": "x"}, "b": {"pattern": "x)"}}}, "#/properties/b/pattern"),
@@ -211,9 +205,7 @@ def test_patterns_of_decimals_have_no_look_ahead(pattern: str, valid: list[str],
             {
                 "type": "object",
                 "required": ["a"],
-                "properties": {
-                    "a": {"type": "object", "required": ["b"], "properties": {"b": {"enum": []}}},
-                },
+                "properties": {"a": {"type": "object", "required": ["b"], "properties": {"b": {"enum": []}}}},
             },
             "#/required",
         ),

@@ -6,11 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.engine.arguments import embedding_options, reranking_options
-from paceline.engine.results import (
-    batch_outcome,
-    scores,
-    vectors,
-)
+from paceline.engine.results import batch_outcome, scores, vectors
 from paceline.errors import BatchError, DecodeError, PacelineError, PromptTooLong
 from paceline.request import RequestOptions
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage

@@ -6,15 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from tests.unit.kv_cache.prefix_rig import (
-    KINDS,
-    STATES,
-    UNCUT,
-    WHOLE,
-    Rig,
-    operations_of,
-    text,
-)
+from tests.unit.kv_cache.prefix_rig import KINDS, STATES, UNCUT, WHOLE, Rig, operations_of, text
 
 from paceline.errors import DecodeError
 from paceline.kv_cache import Copy, Load, LoadState, Save, SaveState

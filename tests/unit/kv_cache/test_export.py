@@ -6,15 +6,7 @@ from typing import Any
 
 import pytest
 from tests.engine_world import Outcome, World
-from tests.unit.kv_cache.prefix_rig import (
-    KINDS,
-    STATES,
-    TOKEN_BYTES,
-    UNCUT,
-    Rig,
-    slow_saves,
-    text,
-)
+from tests.unit.kv_cache.prefix_rig import KINDS, STATES, TOKEN_BYTES, UNCUT, Rig, slow_saves, text
 
 from paceline.testing.fake_backend import FakeMemory, FakeState
 

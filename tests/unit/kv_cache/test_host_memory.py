@@ -3,15 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.kv_cache.prefix_rig import (
-    KINDS,
-    STATES,
-    TOKEN_BYTES,
-    UNCUT,
-    Rig,
-    operations_of,
-    text,
-)
+from tests.unit.kv_cache.prefix_rig import KINDS, STATES, TOKEN_BYTES, UNCUT, Rig, operations_of, text
 
 from paceline.errors import DecodeError
 from paceline.kv_cache import Load, Save

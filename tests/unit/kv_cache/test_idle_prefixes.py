@@ -7,13 +7,7 @@ from typing import Any
 
 import pytest
 from tests.engine_world import Outcome
-from tests.unit.kv_cache.prefix_rig import (
-    TOKEN_BYTES,
-    Rig,
-    operations_of,
-    slow_saves,
-    text,
-)
+from tests.unit.kv_cache.prefix_rig import TOKEN_BYTES, Rig, operations_of, slow_saves, text
 
 from paceline.kv_cache import KVCache, Save
 from paceline.kv_cache.offload import BLOCK_TOKENS as _PIECE

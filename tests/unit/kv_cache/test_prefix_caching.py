@@ -8,12 +8,7 @@ from typing import Any
 
 import pytest
 from tests.engine_world import Outcome
-from tests.unit.kv_cache.prefix_rig import (
-    KINDS,
-    UNCUT,
-    Rig,
-    text,
-)
+from tests.unit.kv_cache.prefix_rig import KINDS, UNCUT, Rig, text
 
 from paceline.streaming import FinishReason
 

@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from tests.unit.kv_cache.prefix_rig import (
-    KINDS,
-    Rig,
-    learn_to_save,
-    operations_of,
-    slow_saves,
-    text,
-)
+from tests.unit.kv_cache.prefix_rig import KINDS, Rig, learn_to_save, operations_of, slow_saves, text
 
 from paceline.kv_cache import Save
 from paceline.streaming import FinishReason

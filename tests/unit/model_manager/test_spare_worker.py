@@ -15,10 +15,7 @@ from paceline.model_manager.engine_loader import AsyncLLMLoader
 
 def prepared(isolation: str) -> PreparedModel:
     return PreparedModel(
-        entry=ModelEntry(name="m", model="m.gguf"),
-        needed_bytes=None,
-        model="m.gguf",
-        options={"isolation": isolation},
+        entry=ModelEntry(name="m", model="m.gguf"), needed_bytes=None, model="m.gguf", options={"isolation": isolation}
     )
 
 

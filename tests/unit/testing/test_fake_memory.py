@@ -103,10 +103,7 @@ def test_a_state_is_all_where_nothing_lies_apart(kind: Kind) -> None:
     one = memory(kind)
     one.append(0, 0, [1, 2, 3])
     state = one.save_state(0, 3)
-    for act in (
-        lambda: one.copy_cells(0, 1, 2),
-        lambda: one.save(0, 0, 3),
-    ):
+    for act in (lambda: one.copy_cells(0, 1, 2), lambda: one.save(0, 0, 3)):
         with pytest.raises(Unsupported):
             act()
     with pytest.raises(InvalidParams):

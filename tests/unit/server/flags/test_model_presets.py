@@ -149,10 +149,7 @@ def test_files_of_a_folder_are_models() -> None:
     models = read("[*]\nc = 3\n[a]\nparallel = 2\n", "--models-dir", "d", files=files, folders=("d", "d/b", "d/empty"))
     assert {
         name: (model.source, model.settings.model.name) for name, model in models.items() if model.settings.model
-    } == {
-        "a": ("preset", "a.gguf"),
-        "b": ("models_dir", "b-00001-of-00002.gguf"),
-    }
+    } == {"a": ("preset", "a.gguf"), "b": ("models_dir", "b-00001-of-00002.gguf")}
     assert [engine(model)["n_ctx"] for model in models.values()] == [3, 3] and engine(models["a"])["num_slots"] == 2
 
 

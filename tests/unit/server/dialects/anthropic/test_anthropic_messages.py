@@ -24,11 +24,7 @@ from paceline.server.dialects.anthropic.anthropic_messages import (
 )
 
 USE = {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Köln"}}
-CALL = {
-    "id": "t1",
-    "type": "function",
-    "function": {"name": "weather", "arguments": '{"city": "Köln"}'},
-}
+CALL = {"id": "t1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Köln"}'}}
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOL = {"name": "weather", "description": "The weather.", "input_schema": SCHEMA}
 

@@ -8,26 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from paceline.chat import (
-    ChatChoice,
-    ChatChunk,
-    ChatCompletion,
-    MessageDelta,
-    ParsedMessage,
-    ToolCall,
-    ToolCallDelta,
-)
+from paceline.chat import ChatChoice, ChatChunk, ChatCompletion, MessageDelta, ParsedMessage, ToolCall, ToolCallDelta
 from paceline.errors import ChatParseError
 from paceline.server.dialects.anthropic.anthropic_routes import MessageReply
 from paceline.streaming import FinishReason, Usage
 
 USAGE = Usage(prompt_tokens=20, cached_tokens=15, completion_tokens=7)
-COUNTS = {
-    "input_tokens": 5,
-    "cache_creation_input_tokens": 0,
-    "cache_read_input_tokens": 15,
-    "output_tokens": 7,
-}
+COUNTS = {"input_tokens": 5, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 15, "output_tokens": 7}
 
 
 def reply(**options: Any) -> MessageReply:

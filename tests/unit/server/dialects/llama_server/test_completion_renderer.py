@@ -11,11 +11,7 @@ from tests.unit.server.dialects.llama_server.letters import letters
 
 from paceline.params import SamplingParams
 from paceline.server.dialects.llama_server.completion_request import CompletionRequest
-from paceline.server.dialects.llama_server.completion_routes import (
-    CompletionRenderer,
-    LineLimits,
-    select_fields,
-)
+from paceline.server.dialects.llama_server.completion_routes import CompletionRenderer, LineLimits, select_fields
 from paceline.server.dialects.token_reports import _LLAMA_MIN_LOGPROB
 from paceline.server.running_request import ProgressChunk
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage

@@ -180,14 +180,7 @@ def test_probabilities_are_asked_for_by_two_names() -> None:
 
 
 @pytest.mark.parametrize(
-    "form",
-    [
-        [[97, 1.5], [98, 1.5]],
-        [["ab", 1.5]],
-        {"97": 1.5, "98": 1.5},
-        {"ab": 1.5},
-        {"97": 1.5, "b": 1.5},
-    ],
+    "form", [[[97, 1.5], [98, 1.5]], [["ab", 1.5]], {"97": 1.5, "98": 1.5}, {"ab": 1.5}, {"97": 1.5, "b": 1.5}]
 )
 def test_biases_have_five_forms(form: Any) -> None:
     """Pairs or an object, ids or texts; a text's tokens all get it."""

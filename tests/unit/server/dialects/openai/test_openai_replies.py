@@ -352,11 +352,7 @@ def test_thinking_is_shown_apart_or_left_out() -> None:
 def test_parts_of_calls_have_openais_members() -> None:
     """Id, type and name in the first part of each; arguments in all; null as the content of a message of calls alone."""
     calls = (ToolCall("f", '{"a":1}', "x"), ToolCall("g", "{}", "y"))
-    parts = (
-        ToolCallDelta(0, "f", '{"a', "x"),
-        ToolCallDelta(0, arguments='":1}'),
-        ToolCallDelta(1, "g", "{}", "y"),
-    )
+    parts = (ToolCallDelta(0, "f", '{"a', "x"), ToolCallDelta(0, arguments='":1}'), ToolCallDelta(1, "g", "{}", "y"))
     message = ParsedMessage(tool_calls=calls)
     chunks = [ChatChunk(choice=0, deltas=(MessageDelta(tool_call=part),), token_ids=(1,)) for part in parts]
     end = ChatChunk(choice=0, finish_reason=FinishReason.TOOL_CALLS, usage=USAGE, message=message)

@@ -14,12 +14,7 @@ from paceline.chat import ChatChoice, ChatChunk, ChatCompletion, MessageDelta, P
 from paceline.errors import ChatParseError
 from paceline.params import SamplingParams
 from paceline.server.api_errors import ApiError
-from paceline.server.dialects.responses.response_output import (
-    ResponseEvents,
-    ResponseHead,
-    early_events,
-    echo_of,
-)
+from paceline.server.dialects.responses.response_output import ResponseEvents, ResponseHead, early_events, echo_of
 from paceline.server.dialects.responses.response_tools import ToolNames, ToolOrigin
 from paceline.server.dialects.responses.responses_request import ResponsesBody
 from paceline.streaming import FinishReason, Usage
@@ -315,11 +310,7 @@ def test_half_a_call_is_incomplete() -> None:
     assert [item["status"] for item in whole["output"]] == ["incomplete"]
     events = ResponseEvents(head())
     last = ChatChunk(
-        choice=0,
-        deltas=(called(0, '{"ci', "weather"),),
-        finish_reason=FinishReason.STOP,
-        message=message,
-        usage=USAGE,
+        choice=0, deltas=(called(0, '{"ci', "weather"),), finish_reason=FinishReason.STOP, message=message, usage=USAGE
     )
     body = b"".join(events(0, last)).decode().rsplit("data: ", 1)[1]
     assert [item["status"] for item in json.loads(body)["response"]["output"]] == ["incomplete"]

@@ -197,13 +197,7 @@ def test_the_conversation_before_comes_first() -> None:
         parse_responses(body, BASE, {}, letters())
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"conversation": {"id": "x"}},
-        {"prompt": {"id": "x"}},
-    ],
-)
+@pytest.mark.parametrize("body", [{"conversation": {"id": "x"}}, {"prompt": {"id": "x"}}])
 def test_fields_that_would_change_the_output_are_refused_by_name(body: dict[str, Any]) -> None:
     """Without them the response would be to another conversation."""
     with pytest.raises(ApiException) as caught:
@@ -265,8 +259,7 @@ def test_fields_that_ask_for_nothing_are_no_matter() -> None:
 
 
 @pytest.mark.parametrize(
-    "metadata",
-    [{str(number): "x" for number in range(17)}, {"x" * 65: "x"}, {"x": "y" * 513}, {"x": 1}],
+    "metadata", [{str(number): "x" for number in range(17)}, {"x" * 65: "x"}, {"x": "y" * 513}, {"x": 1}]
 )
 def test_metadata_has_bounds(metadata: Any) -> None:
     """OpenAI's."""
