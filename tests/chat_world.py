@@ -14,7 +14,7 @@ from paceline.testing.fake_backend import FakeTokenizer
 
 
 class LineFormat:
-    """A chat format whose prompt has a line for each message, and whose messages are content alone."""
+    """A chat format with a line for each message in the prompt, and content alone in messages."""
 
     def __init__(self) -> None:
         self.tokenizer: Any = FakeTokenizer()

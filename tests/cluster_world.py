@@ -1,6 +1,6 @@
 """Replicas in memory for tests of an engine over them: engines on the fake backend, each with its thread, and no process.
 
-A replica dies, is drained, hangs or is there when a test says so, and its passes wait for the test where it wants that.
+The test decides when a replica dies, is drained, hangs or exists, and its passes wait for the test if it wants that.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PATIENCE_S = 20.0  # for threads to get where they are going
 
 
 class MemoryReplica:
-    """The engine of a replica: what a worker process has, on a thread of this one. `passes`: those that may be computed."""
+    """The engine of a replica: a worker process's parts on a thread of this process. `passes`: replicas that may compute."""
 
     def __init__(self, **backend_options: Any) -> None:
         self._takers: dict[int, TakeEvent] = {}
@@ -142,7 +142,7 @@ class MemoryReplica:
         return self._runner.heartbeat()
 
     def end(self) -> None:
-        """End the engine, with what it has; the replica is there still."""
+        """End the engine, with its requests; the replica still exists."""
         self.allow()
         self._runner.close(drain=False, timeout_s=None)
 
@@ -157,7 +157,7 @@ class MemoryReplica:
 
 
 class MemoryCalls:
-    """`ReplicaCalls` to replicas of this process; of those that are preferred, the one with the fewest requests gets the next."""
+    """`ReplicaCalls` to replicas of this process; of the preferred replicas, the least busy gets the next request."""
 
     def __init__(self, world: ClusterWorld) -> None:
         self._world = world
@@ -261,10 +261,10 @@ class MemoryCalls:
 class ClusterWorld:
     """Replicas by id, and an engine over them.
 
-    members: those that take requests; preferred: those that get them, where there are any; dies_of: replica and method,
-    at the end of which that replica dies; hangs_in: those that do not return; fails_in: what others raise; late_in: those that
-    return, when they are done, once an event is set; held_in: those that are called once one is set, also for a caller that
-    has given up.
+    members: replicas that take requests; preferred: replicas that get them, if any; dies_of: replica and method at the end of
+    which the replica dies; hangs_in: methods that do not return; fails_in: exceptions of methods; late_in: methods that
+    return, when they are done, once an event is set; held_in: methods that are called once an event is set, also for a caller
+    that has given up.
     """
 
     def __init__(self, *names: str, **backend_options: Any) -> None:
@@ -302,7 +302,7 @@ class ClusterWorld:
         self._on_loop(self._known.update)
 
     def drain(self, name: str) -> None:
-        """Have a replica take no more requests; it goes on with what it has."""
+        """Have a replica take no more requests; it goes on with its open requests."""
         self.members.pop(name)
         self._on_loop(self._known.update)
 
@@ -312,7 +312,7 @@ class ClusterWorld:
         self._on_loop(self._known.update)
 
     def break_events(self, name: str) -> None:
-        """Have the events of a replica break off, which goes on with what it has."""
+        """Have the events of a replica break off; it goes on with its open requests."""
         self._on_loop(lambda: self._known.break_events(name))
 
     def kill(self, name: str) -> None:

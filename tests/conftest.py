@@ -1,4 +1,4 @@
-"""What several test modules share."""
+"""Parts that several test modules share."""
 
 from __future__ import annotations
 
@@ -44,5 +44,5 @@ def llama_cpp_source() -> Path:
 
 @pytest.fixture(scope="session")
 def vocabulary(llama_cpp_source: Path) -> Model:
-    """A model of 32,000 tokens without weights (SentencePiece, byte tokens), for what only looks at tokens."""
+    """A model of 32,000 tokens without weights (SentencePiece, byte tokens), for tests that only look at tokens."""
     return Model.load(llama_cpp_source / "models" / "ggml-vocab-llama-spm.gguf", vocab_only=True)

@@ -1,4 +1,4 @@
-"""A draft model without a model: it has the cells of a context, and draws what the fake backend draws, more or less often."""
+"""A draft model without a model: it has the cells of a context, and draws the fake backend's tokens, more or less often."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def model_drafter(backend: FakeDraftBackend, **limits: Any) -> ModelDrafter:
 
 
 def check_drafter(drafter: ModelDrafter, backend: FakeDraftBackend) -> None:
-    """The cells hold what the drafter takes them to hold, but for operations that the next pass carries out."""
+    """The cells hold the drafter's tokens, except for operations that the next pass carries out."""
     drafter.check()
     drafter._operate(drafter._cache.take_operations())
     for sequence in drafter._sequences.values():

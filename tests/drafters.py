@@ -1,4 +1,4 @@
-"""Drafters that know what will come, as far as a test tells them."""
+"""Drafters that know the next tokens, as far as a test tells them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.speculation.depth_chooser import DepthChooser
 
 
 def force_depths(monkeypatch: pytest.MonkeyPatch, most_each: int) -> None:
-    """Let each sequence have so many drafts where there is room, whatever they cost."""
+    """Let each sequence have a number of drafts if there is room, at any cost."""
 
     def choose(
         self: Any, candidates: Sequence[tuple[float, int]], rows: Any, num_cells: int, most: int, num_ticks: int
@@ -23,9 +23,9 @@ def force_depths(monkeypatch: pytest.MonkeyPatch, most_each: int) -> None:
 
 
 class Oracle:
-    """Proposes what the sequences of `futures` go on with, each token with some probability a wrong one. Checks its calls.
+    """Proposes the continuations in `futures`, each token wrong with some probability. Checks its calls.
 
-    futures: prompts with all that is generated. num_proposals: those that were not empty.
+    futures: prompts with all generated tokens. num_proposals: non-empty proposals.
     """
 
     def __init__(self, futures: Sequence[Sequence[int]] = (), *, error_rate: float = 0.0, seed: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""An engine on the fake backend that a test ticks by hand, and what came out of it."""
+"""An engine on the fake backend that a test ticks by hand, and its results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from paceline.testing.fake_backend import BOS, EOS, FakeBackend, FakeSampler, Fa
 
 
 class Faults:
-    """What goes wrong in a world, as a test sets it."""
+    """Failures in a world, set by a test."""
 
     def __init__(self) -> None:
         self.next_passes: deque[Exception] = deque()  # each ends one pass, whatever is in it
@@ -61,7 +61,7 @@ class FaultyStrategy:
 
 
 class Scripted(FakeSampler):
-    """Draws the tokens of a list, one after the other, and then ends of generation."""
+    """Draws the tokens of a list in order, and then ends of generation."""
 
     def __init__(self, tokens: Many[int], end: int = 256) -> None:
         super().__init__(SamplingParams(), 0, 1)
@@ -109,7 +109,7 @@ class Outcome:
         return chunk
 
     def drawn(self, choice: int = 0) -> list[int]:
-        """All tokens that a choice that has ended generated, those of its stop as well."""
+        """All tokens that an ended choice generated, including its stop."""
         return [*self.token_ids(choice), *self.last(choice).stop_token_ids]
 
     def text(self, choice: int = 0) -> str:
@@ -150,7 +150,7 @@ def make_request(
 
 
 def make_limits(backend: FakeBackend, **wanted: Any) -> Limits:
-    """Small ones, as the backend's memory allows."""
+    """Return small limits, as the backend's memory allows."""
     kind, num_cells = backend.memory.kind, backend.memory.num_cells
     return Limits(
         **{
@@ -190,7 +190,7 @@ def make_scheduler(
 
 
 def check_memory(scheduler: Scheduler, backend: FakeBackend) -> None:
-    """What lies in memory is what running and kept ones have, and what is about to be removed."""
+    """Memory holds exactly the running and kept sequences, and cells about to be removed."""
     held, cache = backend.memory._sequences, scheduler.kv_cache
     there = {sequence.seq_id for sequence in scheduler.running} | set(cache._offloader.seq_ids)
     leaving = {operation.seq_id for operation in cache._cells.operations if isinstance(operation, Remove)}
@@ -264,7 +264,7 @@ class World:
         return make_request(self.backend, self.clock, self._next_key, prompt, **options)
 
     def fresh(self, request: Request, key: int) -> Request:
-        """Another request for the same, whose events are not recorded."""
+        """Another identical request, without recorded events."""
         samplers = self.backend.make_samplers(request.params, request.prompt)
         return Request(
             key=key,
@@ -284,7 +284,7 @@ class World:
         return outcome
 
     def alone(self, prompt: str | list[int], **options: Any) -> Outcome:
-        """What comes of the same request in a world of its own, of the same make."""
+        """The outcome of the same request in a world of its own, of the same make."""
         world = World(**self._make)
         outcome = world.submit(prompt, **options)
         world.run()
@@ -304,7 +304,7 @@ class World:
         return request.key
 
     def export(self, token_ids: list[int], **options: Any) -> int:
-        """Export what the cache has of a prefix; return the key of the result."""
+        """Export the cached part of a prefix; return the key of the result."""
         self._next_key += 1
         self.exported[self._next_key] = None
         namespace = prefix_namespace(RequestOptions(**options))
@@ -402,7 +402,7 @@ class World:
             outcome.terminal = event.chunk
 
     def check(self) -> None:
-        """What holds between ticks: places, positions, cells, endings, counts."""
+        """Check the invariants between ticks: places, positions, cells, endings, counts."""
         self.scheduler.check()
         self.metrics.check()
         for sequence in self.scheduler.running:

@@ -1,8 +1,8 @@
 """Greedy text that two runs can be compared by.
 
-With flash attention or f16 caches, sums over cells are rounded in the order of the cells, and passes of other sizes round
-otherwise in any case: a prompt that is computed at once, of which only the last token is computed, or that is computed anew
-with what followed it. A trained model has near ties that fall one way or the other then.
+With flash attention or f16 caches, sums over cells are rounded in the order of the cells, and passes of other sizes always
+round differently: a prompt that is computed at once, of which only the last token is computed, or that is computed anew with
+later tokens. A trained model has near ties that fall either way then.
 """
 
 from __future__ import annotations

@@ -26,11 +26,11 @@ HIDDEN_POISON = 2
 
 
 class FaultyBackend(FakeBackend):
-    """poison_signal: by which poison kills. once: a file; a pass kills with SIGABRT where it does not exist, and makes it.
+    """poison_signal: the signal of a poisoned pass. once: a file; a pass kills with SIGABRT if it does not exist, and makes it.
 
-    babble: then it does not kill, but sends these bytes, in hexadecimal, to the front. again: so many of the next workers are
-    killed by their first pass. words: the last ones of whatever kills. hangs: the poison makes its thread wait for ever instead.
-    token_s: what a token of a pass takes, and no more than most_slow passes of a worker; the others take no time.
+    babble: then it does not kill, but sends these bytes, in hexadecimal, to the front. again: number of next workers that are
+    killed by their first pass. words: the last words of a kill. hangs: the poison makes its thread wait for ever instead.
+    token_s: time of a token of a pass, for at most most_slow passes of a worker; the others take no time.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ def make(options: Mapping[str, Any]) -> tuple[FaultyBackend, Limits]:
 
 
 def make_shrinking(options: Mapping[str, Any]) -> tuple[FaultyBackend, Limits]:
-    """first: a file that the first worker makes; later ones, on a machine with less memory, have one slot and half the cells."""
+    """first: a file that the first worker makes; later workers, with less memory, have one slot and half the cells."""
     first = Path(options["first"])
     rest = {name: value for name, value in options.items() if name != "first"}
     if first.exists():

@@ -31,7 +31,7 @@ from paceline.testing.fake_backend import FakeBackend, ManualClock, limits_of
 
 
 class WireLink:
-    """Keeps what was sent, as it would come out of a socket."""
+    """Keeps the sent bytes, as they would come out of a socket."""
 
     def __init__(self) -> None:
         self._reader = FrameReader()
@@ -133,7 +133,7 @@ class ReaderOutcome:
 
 
 class IsolatedWorld:
-    """A replay_log and, one after the other, workers."""
+    """A replay_log and workers in a row."""
 
     def __init__(self, **backend_options: Any) -> None:
         self.clock = ManualClock()
@@ -188,14 +188,14 @@ class IsolatedWorld:
             self.worker.hear(self.replay_log.message(request.key))
 
     def die(self) -> None:
-        """The worker is gone between two ticks; what it has not sent is lost. The next one goes on with everything."""
+        """The worker is gone between two ticks; unsent bytes are lost. The next worker goes on with everything."""
         self.reap()
         self.start()
 
     def reap(self, *, loses_a_tick: bool = False) -> int:
-        """The worker is gone, with all that its last tick brought where it loses that, and there is no other yet.
+        """The worker is gone, with the results of its last tick if it loses them, and there is no other yet.
 
-        Returns the number of crashes in a row before this one.
+        Returns the number of crashes in a row before this crash.
         """
         if loses_a_tick:
             self.worker.engine.tick()  # time passes
@@ -213,7 +213,7 @@ class IsolatedWorld:
         return self.restarts.num_in_row(self.clock.now(), self._ready_s if self.is_served else None)
 
     def wait_for_back_off(self) -> None:
-        """Until the next worker may be started; what is due until then ends."""
+        """Wait until the next worker may be started; requests due until then end."""
         assert self.start_at_s is not None
         self.clock.advance(max(0.0, self.start_at_s - self.clock.now()))
         self._end_due()
@@ -224,7 +224,7 @@ class IsolatedWorld:
         self.start_at_s = self.restarts.crashed(self.clock.now(), None)
 
     def start(self) -> None:
-        """Another worker goes on with what is open."""
+        """Another worker goes on with the open requests."""
         self.wait_for_back_off()
         self.worker, self.is_served = WorkerLife(self.clock, self._options), True
         self._ready_s, self.start_at_s = self.clock.now(), None
@@ -263,7 +263,7 @@ class IsolatedWorld:
                 self.worker.inbox.put(EndSlow(key))
 
     def tick(self) -> None:
-        """Where there is no worker, the front ends what has to end."""
+        """Tick. Without a worker, the front ends due requests."""
         if not self.is_served:
             self._end_due()
             return

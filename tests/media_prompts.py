@@ -10,7 +10,7 @@ from paceline.kv_cache import MediaItem
 
 @dataclass(frozen=True)
 class Picture:
-    """Something of a prompt that is no text. content: what it shows."""
+    """A picture in a prompt. content: the shown thing."""
 
     content: str
     num_cells: int

@@ -1,4 +1,4 @@
-"""A pool of models without models: a loop whose time passes at once, and a loader whose loads take as long as is set."""
+"""A pool of models without models: a loop with instant time, and a loader with set durations of loads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Deadlock(AssertionError):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop without waiting: where nothing is ready, its time jumps to the next timer."""
+    """An event loop without waiting: if nothing is ready, its time jumps to the next timer."""
 
     _ready: Any
     _scheduled: Any
@@ -85,9 +85,9 @@ class FakeRun:
 
 
 class LoaderWorld:
-    """A `ModelLoader`. bytes_of: what each model needs.
+    """A `ModelLoader`. bytes_of: memory of each model.
 
-    fail: the errors of the next loads, by name; too_large: models that are too large for the machine.
+    fail: the errors of the next loads, by name; too_large: models that are too large for the machine
     """
 
     def __init__(self, *, max_bytes: int | None = None, max_loaded: int | None = None, **bytes_of: int) -> None:

@@ -12,7 +12,7 @@ Samples = npt.NDArray[np.float32]
 
 
 def tone(seconds: float = 0.5, rate: int = 16000, pitch: float = 440.0, channels: int = 1) -> Samples:
-    """A tone, float32 (num_frames,), or (num_frames, channels) where each channel is a fifth higher than the last."""
+    """A tone, float32 (num_frames,), or (num_frames, channels) with each channel a fifth higher than the last."""
     times = np.arange(round(seconds * rate)) / rate
     parts = [0.4 * np.sin(2 * np.pi * pitch * 1.5**index * times) for index in range(channels)]
     return np.stack(parts, axis=1).astype(np.float32) if channels > 1 else parts[0].astype(np.float32)
@@ -24,7 +24,7 @@ def int16(samples: Samples) -> npt.NDArray[np.int16]:
 
 
 def wav_file(samples: npt.NDArray[Any], rate: int = 16000, extra: bytes = b"", size: int | None = None) -> bytes:
-    """A WAV file of int16 or float32 samples; extra: chunks in front of the samples; size: what it says of its samples."""
+    """A WAV file of int16 or float32 samples; extra: chunks before the samples; size: the stated size of its samples."""
     channels = 1 if samples.ndim == 1 else samples.shape[1]
     kind, width = (3, 4) if samples.dtype == np.float32 else (1, 2)
     return wav_of_bytes(samples.tobytes(), kind, channels, rate, width * 8, extra, size)
@@ -47,7 +47,7 @@ MP3_FRAME_SAMPLES = 1152
 
 
 def mp3_file(num_frames: int, header: bytes = MP3_HEADER, frame_bytes: int = MP3_FRAME_BYTES) -> bytes:
-    """An MP3 file of silence: frames whose granules have no data."""
+    """An MP3 file of silence: frames with granules without data."""
     return (header + bytes(frame_bytes - 4)) * num_frames
 
 

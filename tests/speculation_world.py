@@ -1,7 +1,7 @@
-"""Closed loops of streams with and without speculation on a clock, with costs of passes as they were measured.
+"""Closed loops of streams with and without speculation on a clock, with measured costs of passes.
 
-Kernels compute tiles of four rows, so that 8 rows take less than 7, and two take 2.6 times as long as one: what a smooth model
-of costs expects is wrong.
+Kernels compute tiles of four rows, so that 8 rows take less than 7, and two take 2.6 times as long as one: a smooth model's
+expectations are wrong.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class SetAcceptance(FakeDraftBackend):
 
 
 class FreeDrafter:
-    """Proposes at no cost, one sequence after the other, as prompt lookup does."""
+    """Proposes at no cost, sequence by sequence, like prompt lookup."""
 
     def __init__(self, acceptance: float) -> None:
         self._inner = model_drafter(SetAcceptance(acceptance, None), n_batch=4096, chunk_size=4096)

@@ -1,4 +1,4 @@
-"""What a completion has to be: plain functions of the drawn tokens, which share nothing with the code that they judge."""
+"""The reference for completions: plain functions of the drawn tokens, which share nothing with the tested code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline.streaming import FinishReason
 
 @dataclass(frozen=True)
 class Expected:
-    """Of one choice: its tokens, their text, why it ended and what the end took."""
+    """The expectation for a choice: its tokens, their text, its finish reason and the text taken by the end."""
 
     token_ids: list[int]
     text: str
@@ -66,7 +66,7 @@ def _bytes(tokens: Sequence[int], pieces: Sequence[bytes]) -> bytes:
 
 
 def _first(data: bytes, stops: Sequence[str]) -> tuple[int, str] | None:
-    """Where the first stop in the bytes begins, and the shortest that begins there."""
+    """Return the start of the first stop in the bytes, and the shortest that begins there."""
     for begin in range(len(data)):
         for stop in sorted(stops, key=lambda stop: len(stop.encode())):
             if data.startswith(stop.encode(), begin):

@@ -1,4 +1,4 @@
-"""Attacks on a server of one's own, from outside and bounded: `python -m tests.attack` runs them and says which ones were held.
+"""Attacks on a server of one's own, from outside and bounded: `python -m tests.attack` runs them and reports the results.
 
-Each module has its attacks in a tuple `ATTACKS`; `harness.py` has what they share.
+Each module has its attacks in a tuple `ATTACKS`; `harness.py` has the shared parts.
 """

@@ -33,7 +33,7 @@ def _connect(server: Served, timeout_s: float = LONG_S) -> socket.socket:
 
 
 def _send_slowly(connection: socket.socket, head: bytes, num_bytes: int) -> None:
-    """Send a head and a body of so many bytes, or what the server takes of it, except its last byte."""
+    """Send a head and a body of a given size, or as much as the server takes, except its last byte."""
     part = bytes(1 << 20)
     try:
         connection.sendall(head + b"content-length: %d\r\n\r\n" % num_bytes)
@@ -74,7 +74,7 @@ def bodies_without_key() -> str:
 
 
 def bodies_of_a_tenant() -> str:
-    """One tenant sends four such bodies with its key; then another one sends a body of 32 MiB."""
+    """Send four bodies with the key of one tenant; then a body of 32 MiB with another tenant's key."""
     with tempfile.NamedTemporaryFile("w") as keys:
         keys.write("first:one\nsecond:two\n")
         keys.flush()
@@ -153,7 +153,7 @@ def trailers() -> str:
 
 
 def smuggling() -> str:
-    """Send requests whose end is ambiguous; each must be refused, or be one request."""
+    """Send requests with an ambiguous end; each must be refused, or be one request."""
     length = b"content-length: %d\r\n" % len(BYTES)
     chunked = CHUNKED + b"\r\n" + CHUNKS + b"\r\n"
     inner = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"

@@ -50,7 +50,7 @@ def _folder() -> Iterator[Path]:
 
 @contextmanager
 def _router(folder: Path, *flags: str, **env: str) -> Iterator[Served]:
-    """Yield a server of the models in a folder, whose caches are empty."""
+    """Yield a server of the models in a folder, with empty caches."""
     models = folder / "models"
     models.mkdir(exist_ok=True)
     caches = dict.fromkeys(
@@ -80,7 +80,7 @@ def _download_event(server: Served, model: str) -> str:
 
 
 def endless_download() -> str:
-    """Download a file of 1 MiB by the listing, whose body has no end; then a listing that has none."""
+    """Download a file with a listed size of 1 MiB and an endless body; then an endless listing."""
     body = b"GGUF".ljust(1 << 16, b"x")
 
     def pieces(line: str) -> Iterator[bytes]:
@@ -224,7 +224,7 @@ def hostile_settings() -> str:
 
 
 def damaged_models() -> str:
-    """Have a router load 60 damaged models, one after the other, and then a good one."""
+    """Have a router load 60 damaged models in a row, and then a good model."""
     statuses = Counter[int]()
     with _folder() as folder:
         documents = [Document.read(write_model(folder / f"{kind}.gguf", spec)) for kind, spec in KINDS.items()]
@@ -242,7 +242,7 @@ def damaged_models() -> str:
 
 
 def _bombs() -> dict[str, bytes]:
-    """Small files whose headers or streams promise very many pixels."""
+    """Small files with headers or streams that promise very many pixels."""
 
     def png(width: int, height: int, rows: bytes) -> bytes:
         head = width.to_bytes(4, "big") + height.to_bytes(4, "big") + b"\1\0\0\0\0"  # one bit a pixel

@@ -88,7 +88,7 @@ def passed_deadlines() -> str:
 
 
 def unanswered_questions() -> str:
-    """Ask what needs the worker, and what does not, while the worker is stopped for good."""
+    """Send requests that need the worker, and requests that do not, while the worker is stopped for good."""
     with Served(*FLAGS, *NEVER) as server, stopped(server.children()[0]):
         found = {path: timed(partial(httpx.get, server.url + path, timeout=LONG_S)) for path in QUESTIONS}
     held = found["/slots"][1] == 503 and max(took_s for took_s, _ in found.values()) < 20
@@ -130,13 +130,13 @@ def vain_cancels() -> str:
 
 
 def start(engine: WorkerEngine, number: int) -> StreamChannel:
-    """Start one of the streams, which are drawn by a hash of all that came before."""
+    """Start a stream, drawn by a hash of all earlier tokens."""
     params = SamplingParams(seed=number, max_tokens=NUM_TOKENS, ignore_eos=True)
     return engine.accept(engine.prepare(f"stream {number}", params, RequestOptions()))
 
 
 def ids_of(channel: StreamChannel) -> list[int]:
-    """Return the tokens of a stream, each of whose chunks begins where the last one ended."""
+    """Return the tokens of a stream; each chunk must begin at the end of the last chunk."""
     ids: list[int] = []
     for chunk in channel:
         assert chunk.index == len(ids)

@@ -1,6 +1,6 @@
-"""Parts that attacks share: the record of an attack, a server whose memory is bounded, and figures of it under load.
+"""Parts that attacks share: the record of an attack, a server with bounded memory, and figures of it under load.
 
-An attack starts what it needs (`Served` of tests/e2e runs `paceline serve` on the loopback), measures, and ends all of it. It
+An attack starts a server (`Served` of tests/e2e runs `paceline serve` on the loopback), measures, and ends all processes. It
 returns its figure if that is within the attack's bound, and raises `NotHeldError` with the figure if not; see `figure`.
 """
 
@@ -41,10 +41,10 @@ class Attack:
     Attributes:
         name: Short; unique in its module.
         claim: The behaviour under attack, in one sentence.
-        before: The figure of the server that was attacked first.
+        before: The figure of the first server that was attacked.
         run: Makes the attack; returns its figure now, or raises `NotHeldError`.
         sample: Whether it is among the quick attacks that run with the other tests.
-        limit_s: When it has failed, whatever it waits for.
+        limit_s: Seconds after which it has failed.
     """
 
     name: str
@@ -119,7 +119,7 @@ def _alarm(limit_s: float) -> Iterator[None]:
 
 
 def memory_kb(pid: int, name: str) -> int:
-    """Return a line of /proc/PID/status in kB, such as VmRSS, VmHWM (the peak of VmRSS) or VmSize."""
+    """Return a line of /proc/PID/status in kB, for example VmRSS, VmHWM (the peak of VmRSS) or VmSize."""
     line = re.search(rf"^{name}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     assert line is not None, f"no {name} of process {pid}"
     return int(line[1])

@@ -1,4 +1,4 @@
-"""Requests of one accepted client whose responses or grammars are far larger than their bodies."""
+"""Requests of one accepted client with responses or grammars far larger than their bodies."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def largest_responses() -> str:
 
 
 def doubled_terminals() -> str:
-    """Send Lark grammars and patterns whose compiled size is the square of what they can match nothing by."""
+    """Send Lark grammars and patterns with a compiled size that grows with the square of their text."""
     doubled = "start: T15\nT0: /a?/\n" + "\n".join(f"T{i + 1}: T{i} T{i}" for i in range(15))
     bodies: list[dict[str, Any]] = [{"lark": doubled}, {"regex": "(a|bc)?" * 40_000}, {"regex": "(a|)" * 32_768}]
     with Served(*FLAGS) as server:

@@ -41,7 +41,7 @@ def _flood(server: Served, path: str, bodies: Sequence[dict[str, Any]]) -> Count
 
 
 def _attacked(path: str, bodies: Sequence[dict[str, Any]], expected: int, most_mb: float, most_s: float) -> str:
-    """Flood a server whose memory is bounded, next to a client that asks for two tokens again and again."""
+    """Flood a server with bounded memory, beside a client that requests two tokens again and again."""
     with Served(*FLAGS) as server:
         bound_memory(server, ALLOWED_MB)
         with measured(server) as now, Poller(server.url, bystander()) as other:

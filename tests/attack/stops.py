@@ -77,7 +77,7 @@ def optional_properties() -> str:
 
 
 def many_members() -> str:
-    """Send a conversation with a call whose arguments have 100,000 members, and a template's variable likewise."""
+    """Send a conversation with a call with 100,000 arguments, and a template's variable likewise."""
     members = {f"k{index}": index for index in range(100_000)}
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": json.dumps(members)}}
     messages = [*TALK, {"role": "assistant", "content": None, "tool_calls": [call]}]

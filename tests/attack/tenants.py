@@ -41,7 +41,7 @@ def _client(server: Served, key: str) -> httpx.Client:
 
 
 def full_queue() -> str:
-    """Send 80 requests of one tenant to a queue of 64 places, then one of another tenant."""
+    """Send 80 requests of a tenant to a queue of 64 places, then a request of another tenant."""
     body = {"prompt": "Once", "max_tokens": 300, "ignore_eos": True}
     done: list[float] = []
     statuses: Counter[int] = Counter()

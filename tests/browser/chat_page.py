@@ -1,4 +1,4 @@
-"""The page as a person uses it: what can be read and done, by roles and labels."""
+"""The page as a person uses it: texts and actions, by roles and labels."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def wait_holds(found: Locator, text: str | re.Pattern[str]) -> None:
 
 
 class ChatPage:
-    """One tab. failures: scripts that failed, what the policy refused, requests to other servers."""
+    """One tab. failures: scripts that failed, requests refused by the policy, requests to other servers."""
 
     def __init__(self, page: Page, url: str) -> None:
         self.page, self.url = page, url
@@ -68,7 +68,7 @@ class ChatPage:
         return self.page.locator("nav li.entry")
 
     def text(self, number: int = -1) -> str:
-        """What a reply has as its content so far, thinking and notes aside."""
+        """Return the content of a reply so far, without thinking and notes."""
         return self.replies.nth(number).locator(".message-body > .markdown").all_text_contents()[0]
 
     def saved_messages(self) -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ _BUILT = Path(paceline.__file__).parent / "webui" / "index.html"
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """One browser for a module's tests: its event loop is gone before tests of other modules need one of their own."""
+    """One browser for a module's tests: its event loop is gone before tests of other modules need a loop."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright")
     path = os.environ.get("PACELINE_CHROMIUM") or next(filter(None, map(shutil.which, _BROWSERS)), None)
     if path is None:
@@ -61,7 +61,7 @@ def endless_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def endless(endless_model: Path) -> Iterator[Served]:
-    """A server whose replies go on until they are stopped."""
+    """A server with replies that go on until they are stopped."""
     with Served("-m", str(endless_model), "-c", "32768", "-np", "4") as server:
         yield server
 

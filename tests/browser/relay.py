@@ -34,7 +34,7 @@ class Relay:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> None:
-        """Break every connection; new ones are passed on."""
+        """Break every connection; new connections are passed on."""
         with self._lock:
             broken, self._pairs = self._pairs, []
         self._broken.set()

@@ -1,4 +1,4 @@
-"""Chats on the built page: what is written, streamed, stopped, branched and kept."""
+"""Chats on the built page: writing, streaming, stopping, branching and storing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_reply_is_streamed_and_kept_with_its_costs(served: Served, open_page: Op
 
 
 def test_stop_frees_the_slot_and_keeps_the_text(endless: Served, open_page: Open) -> None:
-    """Stopping in the middle ends the request on the server; what was written stays, and the chat goes on from it."""
+    """Stopping in the middle ends the request on the server; the text stays, and the chat goes on from it."""
     chat = open_page(endless.url)
     chat.send("Write.")
     begun = chat.wait_stored(200)
@@ -121,7 +121,7 @@ def test_fork_is_a_conversation_of_its_own(served: Served, open_page: Open) -> N
 
 
 def test_reload_in_the_middle_goes_on_without_a_gap(endless: Served, open_page: Open) -> None:
-    """A page that is loaded again in the middle of a stream shows what there was, and reads the same stream on."""
+    """A page that is loaded again in the middle of a stream shows the earlier text, and reads the same stream on."""
     chat = open_page(endless.url)
     chat.set_parameters(Most_tokens="3000")
     chat.send("Write.")
@@ -173,7 +173,7 @@ def test_structured_output_conforms_to_its_schema(served: Served, open_page: Ope
 
 
 def test_called_tool_is_shown_and_its_result_sent_back(served: Served, open_page: Open) -> None:
-    """What the model calls is shown with its arguments; the result that a person gives goes back to the model."""
+    """Calls of the model are shown with their arguments; the result that a person gives goes back to the model."""
     chat = open_page(served.url)
     place = {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]}
     weather = {"name": "weather", "description": "The weather of a place.", "parameters": place}
@@ -192,7 +192,7 @@ def test_called_tool_is_shown_and_its_result_sent_back(served: Served, open_page
 
 
 def test_parameters_have_the_servers_defaults_and_refuse_what_is_invalid(served: Served, open_page: Open) -> None:
-    """Fields show what the server does without them, say what is wrong with a value, and send what is valid."""
+    """Fields show the server's defaults, the error of a wrong value, and send valid values."""
     chat = open_page(served.url)
     panel = chat.settings()
     field = panel.get_by_label("Temperature", exact=True)
@@ -213,7 +213,7 @@ def test_parameters_have_the_servers_defaults_and_refuse_what_is_invalid(served:
 
 
 def test_refused_request_is_said_in_the_servers_words(served: Served, open_page: Open) -> None:
-    """What the server refuses is shown with its reason, and can be tried again with other parameters."""
+    """A refusal of the server is shown with its reason, and can be tried again with other parameters."""
     chat = open_page(served.url)
     chat.set_parameters(Grammar="root ::= (")
     chat.send(STORY)
@@ -226,7 +226,7 @@ def test_refused_request_is_said_in_the_servers_words(served: Served, open_page:
 
 
 def test_export_and_import_give_the_same_conversation(served: Served, open_page: Open, tmp_path: Path) -> None:
-    """What one browser exports another one imports, beside what it has; a file that is none of ours changes nothing."""
+    """The export of a browser can be imported by another, in addition to its conversations; a foreign file changes nothing."""
     chat = open_page(served.url)
     chat.send(STORY)
     chat.wait_done()
@@ -298,7 +298,7 @@ def test_imported_parameters_that_the_model_does_not_have_are_shown(
 
 
 def test_second_tab_follows_a_reply_and_does_not_ask_for_it_again(endless: Served, open_page: Open) -> None:
-    """A conversation that is open twice has one stream: the other tab shows what the first one saves, up to the end."""
+    """A conversation that is open twice has one stream: the other tab shows the text saved by the first, up to the end."""
     chat = open_page(endless.url)
     chat.set_parameters(Most_tokens="3000")
     chat.send("Write.")
@@ -329,7 +329,7 @@ def conversation_in_two_tabs(server: Served, open_page: Open) -> tuple[ChatPage,
 
 
 def test_reply_is_stopped_from_another_tab(endless: Served, open_page: Open) -> None:
-    """Stop works where the reply is seen, not only where it was asked for, and frees the slot."""
+    """Stop works in each tab that shows the reply, and frees the slot."""
     chat = open_page(endless.url)
     chat.send("Write.")
     chat.wait_stored(100)
@@ -344,7 +344,7 @@ def test_reply_is_stopped_from_another_tab(endless: Served, open_page: Open) -> 
 
 
 def test_reply_of_a_tab_that_is_closed_goes_on_in_another(endless: Served, open_page: Open) -> None:
-    """Also where that one had the conversation open before the reply began."""
+    """Also if the second tab had the conversation open before the reply began."""
     chat, other = conversation_in_two_tabs(endless, open_page)
     other.set_parameters(Most_tokens="3000")
     other.send("More.")
@@ -356,7 +356,7 @@ def test_reply_of_a_tab_that_is_closed_goes_on_in_another(endless: Served, open_
 
 
 def test_conversation_that_another_tab_deletes_is_left(endless: Served, open_page: Open) -> None:
-    """The tab goes to a new conversation, and what is done in it meanwhile does not bring the old one back."""
+    """The tab goes to a new conversation, and actions there do not bring the old conversation back."""
     chat, other = conversation_in_two_tabs(endless, open_page)
     other.listed.first.hover()
     other.page.get_by_role("button", name="Delete Write.").click()
@@ -372,7 +372,7 @@ def test_conversation_that_another_tab_deletes_is_left(endless: Served, open_pag
 
 
 def test_conversation_goes_on_with_another_model(endless_model: Path, open_page: Open, tmp_path: Path) -> None:
-    """With several models a conversation names its model; it is loaded when it is asked, and replies say whose they are."""
+    """With several models a conversation names its model; it is loaded on a request, and replies name their model."""
     for name in ("first", "second"):
         (tmp_path / f"{name}.gguf").symlink_to(endless_model)
     with Served("--models-dir", str(tmp_path), "-c", "32768", "-np", "2", is_ready=False) as server:

@@ -31,7 +31,7 @@ def start(served: Served, number: int, max_tokens: int = 1500) -> list[threading
 
 
 def test_slots_ticks_and_tree_are_shown_as_they_happen(endless: Served, open_page: Open) -> None:
-    """Running requests stand in the slots, those that wait in the queue; ticks are drawn, and the shared prefix is one block."""
+    """Slots show running requests, the queue waiting requests; ticks are drawn, and the shared prefix is one block."""
     view = open_page(endless.url, "#/engine").page
     view.get_by_text("live", exact=True).wait_for()
     threads = start(endless, 6)
@@ -135,7 +135,7 @@ def test_view_finds_a_server_again(open_page: Open, endless_model: str) -> None:
 
 
 def painted(view: object) -> int:
-    """A number that changes with what is painted on the timeline."""
+    """Return a number that changes with the picture of the timeline."""
     script = """() => {
         const canvas = document.querySelector("canvas");
         const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;

@@ -1,4 +1,4 @@
-"""Streams on the built page whose connection or server goes away under them."""
+"""Streams on the built page that lose their connection or server."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_lost_connection_is_said_and_the_stream_goes_on_without_a_gap(endless: S
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "ended"])
 def test_restarted_server_continues_the_reply(how: signal.Signals, endless_model: Path, open_page: Open) -> None:
-    """A server that is restarted under a stream has lost it: the page says so, and the reply goes on from where it was."""
+    """A restarted server has lost its stream: the page reports it, and the reply goes on at the same place."""
     flags = ("-m", str(endless_model), "-c", "32768", "-np", "4", "--drain-s", "0.2")
     with Served(*flags) as first, Relay(first.url, stream_bytes=STREAM_BYTES) as relay:
         chat = open_page(relay.url)
@@ -79,7 +79,7 @@ def test_server_that_is_not_there_is_said_at_once(endless: Served, open_page: Op
 
 
 def test_stop_while_the_connection_is_lost_frees_the_slot_later(endless: Served, open_page: Open) -> None:
-    """A reply whose server is away can be stopped: its text stays, and the request is ended once the server is back."""
+    """A reply without a server can be stopped: its text stays, and the request is ended once the server is back."""
     with Relay(endless.url) as relay:
         chat = open_page(relay.url)
         chat.send("Write.")

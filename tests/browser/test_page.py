@@ -294,7 +294,7 @@ def test_accessibility_rules_hold(served: Served, open_page: Open, view: str, sc
 
 
 def test_colours_follow_the_system_or_the_switch(served: Served, open_page: Open) -> None:
-    """The page is dark where the system is, and as chosen otherwise, also after it is loaded again."""
+    """The page is dark if the system is, and otherwise as chosen, also after it is loaded again."""
     chat = open_page(served.url)
     page = chat.page
 

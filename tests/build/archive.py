@@ -20,7 +20,7 @@ PYPROJECT = '[build-system]\nrequires = []\nbuild-backend = "fake"\nbackend-path
 
 
 def write_archive(folder: Path, files: dict[str, str]) -> str:
-    """Write llama_cpp_python-9.9.tar.gz with these files and what pip needs; return its hash."""
+    """Write llama_cpp_python-9.9.tar.gz with these files and the files that pip needs; return its hash."""
     folder.mkdir(exist_ok=True)
     path = folder / "llama_cpp_python-9.9.tar.gz"
     files = {"pyproject.toml": PYPROJECT, "fake.py": BACKEND, "PKG-INFO": "Name: llama-cpp-python\n"} | files
@@ -33,5 +33,5 @@ def write_archive(folder: Path, files: dict[str, str]) -> str:
 
 
 def vendored(files: dict[str, str]) -> dict[str, str]:
-    """Return a tree of llama.cpp where the distribution has it."""
+    """Return the distribution's folder of llama.cpp."""
     return {f"vendor/llama.cpp/{name}": text for name, text in files.items()}

@@ -21,7 +21,7 @@ def find_cmake() -> str:
 
 
 def environment_of(home: Path) -> dict[str, str]:
-    """Nothing of this machine but where its programs are, with Ninja from beside Python where it is nowhere else."""
+    """Nothing of this machine but the folders of its programs, with Python's Ninja if there is no other."""
     path = f"{os.environ['PATH']}{os.pathsep}{Path(sys.executable).parent}"
     return {"PATH": path, "HOME": str(home), "CMAKE_GENERATOR": "Ninja"}
 

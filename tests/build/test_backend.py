@@ -1,4 +1,4 @@
-"""The choice of backend: what was asked for, what the machine has, and what is missing."""
+"""The choice of backend by the request, the machine's toolkits, and missing parts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ printf '\\tdeviceName         = Model B580\\n'"""
 
 @pytest.fixture
 def toolkit(tmp_path: Path) -> Path:
-    """Return the folder where this machine has its ROCm and its Vulkan SDK; nothing is in it yet."""
+    """Return the folder for this machine's ROCm and its Vulkan SDK; it is empty."""
     folder = tmp_path / "toolkit"
     folder.mkdir()
     return folder
@@ -39,7 +39,7 @@ def toolkit(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def machine(bin_dir: Path, program: Program, toolkit: Path) -> dict[str, str]:
-    """Return a machine whose only programs are those of the test; its Python finds no driver library."""
+    """Return a machine with only the programs of the test; its Python finds no driver library."""
     folders = {"ROCM_PATH": str(toolkit), "VULKAN_SDK": str(toolkit)}
     return {"PATH": str(bin_dir), "python": str(program("python", "exit 1")), **folders}
 
@@ -167,7 +167,7 @@ def test_auto_is_not_hip_where_rocm_lists_no_gpu(
 def test_auto_is_not_hip_without_the_libraries_that_it_links(
     choose: Callable[..., str], program: Program, rocm: Callable[..., None]
 ) -> None:
-    """ROCm without rocBLAS cannot compile the backend: auto is the CPU, and names what is missing."""
+    """ROCm without rocBLAS cannot compile the backend: auto is the CPU, and names the missing part."""
     program("hipcc")
     program("rocm_agent_enumerator", ONE_AMD_GPU)
     rocm("hipblas")
@@ -207,7 +207,7 @@ def test_auto_is_not_vulkan_without_the_headers(choose: Callable[..., str], prog
 def test_auto_prefers_cuda_to_hip_to_vulkan(
     choose: Callable[..., str], program: Program, rocm: Callable[..., None]
 ) -> None:
-    """Where several backends could be used the vendor's own one comes before Vulkan."""
+    """If several backends could be used, the vendor's own backend comes before Vulkan."""
     program("glslc")
     program("vulkaninfo", VULKAN_SUMMARY.replace("%s", "DISCRETE_GPU"))
     program("hipcc")
@@ -283,7 +283,7 @@ def test_two_wishes_that_differ_are_refused(choose: Callable[..., str], program:
 
 
 def test_nvcc_is_found_by_the_variables_of_the_toolkit(run: ScriptRunner, tmp_path: Path, program: Program) -> None:
-    """CUDA_HOME and CUDACXX lead to nvcc where the PATH does not."""
+    """CUDA_HOME and CUDACXX lead to nvcc if the PATH does not."""
     nvcc = program("nvcc")
     toolkit = tmp_path / "toolkit/bin"
     toolkit.mkdir(parents=True)

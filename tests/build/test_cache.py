@@ -72,7 +72,7 @@ def test_a_whole_entry_is_used_again(run: ScriptRunner, cache: Cache) -> None:
 
 
 def test_an_entry_for_another_key_is_built_anew(run: ScriptRunner, cache: Cache) -> None:
-    """What was built for another key is never used, even under the same name."""
+    """A build for another key is never used, even under the same name."""
     run(BUILD, **cache.variables)
     run(BUILD, **(cache.variables | {"key": "version 2"}))
     assert cache.num_builds == 2
@@ -120,7 +120,7 @@ def add_file(cache: Cache) -> None:
     ],
 )  # fmt: skip
 def test_a_damaged_entry_is_built_anew(run: ScriptRunner, cache: Cache, damage: Callable[[Cache], None]) -> None:
-    """An entry whose marker or files have changed, or that has another file, is built anew, and is then whole."""
+    """An entry with a changed marker, changed files or another file is built anew, and is then whole."""
     run(BUILD, **cache.variables)
     damage(cache)
     run(BUILD, **cache.variables)
@@ -196,7 +196,7 @@ def read_until(stream: IO[str], words: str) -> None:
 def test_two_builds_of_one_entry_build_it_once(
     script: Callable[..., list[str]], environment: dict[str, str], cache: Cache
 ) -> None:
-    """Of two processes that want the same entry one builds it, the other waits and takes it."""
+    """If two processes want the same entry, one builds it; the other waits and takes it."""
     command = script(BUILD, **cache.variables)
     with held(cache.lock):
         racers = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
@@ -229,7 +229,7 @@ def test_what_ended_builds_left_is_swept(run: ScriptRunner, cache: Cache) -> Non
 
 
 def test_a_full_disk_is_noticed_before_the_build(run: ScriptRunner, cache: Cache) -> None:
-    """A build that cannot fit is refused before it begins, with what is free and where to go."""
+    """A build that cannot fit is refused before it begins, with the free space and the way out."""
     text = BUILD.replace("WHAT", "SPACE_MB 900000000000 WHAT")
     done = run(text, fails=True, **cache.variables)
     assert "the disk is full" in done.stdout
@@ -252,7 +252,7 @@ def test_a_glance_sees_the_files_it_is_for(run: ScriptRunner, cache: Cache) -> N
 
 
 def test_after_a_glance_a_full_look_sees_the_rest(run: ScriptRunner, cache: Cache) -> None:
-    """What a glance made or let pass is sealed as a whole all the same."""
+    """An entry that a quick check made or accepted is sealed as a whole all the same."""
     run(BUILD.replace("WHAT", "GLANCE lib/libone.a WHAT"), **cache.variables)
     run(BUILD, **cache.variables)
     assert cache.num_builds == 1

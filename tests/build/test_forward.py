@@ -1,4 +1,4 @@
-"""The options forwarded to llama.cpp's build, and what makes two builds share a cache entry."""
+"""The options forwarded to llama.cpp's build, and the conditions for two builds to share a cache entry."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_settings_of_our_own_are_not_forwarded(run: ScriptRunner) -> None:
 
 
 def test_flags_and_sanitizers_are_forwarded(run: ScriptRunner) -> None:
-    """The compiler's flags and the sanitizers go to both languages, those of the build type beside them."""
+    """The compiler's flags and the sanitizers go to both languages, with the flags of the build type."""
     options = forwarded(
         run,
         CMAKE_C_FLAGS="-g",
@@ -111,7 +111,7 @@ def test_the_same_build_has_the_same_key(run: ScriptRunner) -> None:
 def test_another_name_of_the_same_compiler_has_the_same_key(
     run: ScriptRunner, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Each Python on a machine may call its compiler by another name; a launcher under such a name is another thing."""
+    """Each Python on a machine may call its compiler by another name; a launcher under a compiler's name is not a compiler."""
     folder = tmp_path_factory.mktemp("bin")
     for name in ("x86-cc-12", "ccache"):
         (folder / name).write_text("#!/bin/sh\n")

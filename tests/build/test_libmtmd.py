@@ -58,7 +58,7 @@ def test_an_edited_file_is_compiled_anew(checkout: Checkout) -> None:
 
 
 def test_a_tree_without_it_is_a_plain_error(checkout: Checkout) -> None:
-    """Which says where it was looked for."""
+    """The error has the searched places."""
     (checkout.tree / "tools/mtmd/models/bear.cpp").unlink()
     output = " ".join(checkout.configure().split())
     assert "tools/mtmd/models has no sources" in output

@@ -95,7 +95,7 @@ def checkout(tmp_path: Path, environment: dict[str, str]) -> Checkout:
 
 @dataclass
 class TwoBuilds:
-    """What two build folders of the same project said, and every command line that went through ccache."""
+    """The output of two build folders of the same project, and every command line that went through ccache."""
 
     first: str
     second: str
@@ -106,7 +106,7 @@ class TwoBuilds:
 
 @pytest.fixture(scope="module")
 def two_builds(tmp_path_factory: pytest.TempPathFactory) -> TwoBuilds:
-    """Configure two build folders one after the other, with a ccache on the PATH, and build the second."""
+    """Configure two build folders in a row, with a ccache on the PATH, and build the second."""
     folder = tmp_path_factory.mktemp("two-builds")
     (folder / "bin").mkdir()
     ccache, log = folder / "bin/ccache", folder / "ccache.log"
@@ -121,7 +121,7 @@ def two_builds(tmp_path_factory: pytest.TempPathFactory) -> TwoBuilds:
 
 
 def test_a_second_checkout_takes_what_the_first_has_built(two_builds: TwoBuilds) -> None:
-    """The libraries are compiled once; another build folder links the same ones, with the options they were given."""
+    """The libraries are compiled once; another build folder links the same libraries, with their options."""
     assert "compiling llama.cpp" in two_builds.first
     assert "compiling llama.cpp" not in two_builds.second
     assert "llama.cpp 1.2.3 (unknown, cpu) from the cache" in two_builds.second
@@ -137,7 +137,7 @@ def test_ccache_is_used_where_it_is_installed(two_builds: TwoBuilds) -> None:
 def test_libraries_name_no_folder_of_their_builder(
     two_builds: TwoBuilds, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Where a file says its own name, that is the name in the tree."""
+    """If a file contains its own name, it is the name in the tree."""
     assert len(two_builds.libraries) == len(LIBRARIES)
     for library in two_builds.libraries:
         assert b"src/place.c" in library
@@ -145,7 +145,7 @@ def test_libraries_name_no_folder_of_their_builder(
 
 
 def test_an_edited_tree_is_built_anew(checkout: Checkout) -> None:
-    """A plain rebuild notices that the user's tree was edited, and links what comes of it."""
+    """A plain rebuild notices an edit of the user's tree, and links the result."""
     checkout.configure()
     checkout.build()
     (checkout.tree / "CMakeLists.txt").write_text(TREE.replace("${GGML_VALUE}", "${GGML_VALUE} + 1"))
@@ -183,14 +183,14 @@ def test_of_the_pinned_source_only_what_is_needed_is_compiled(checkout: Checkout
 
 @pytest.mark.skipif(shutil.which("nm") is None, reason="needs nm, to look into libraries")
 def test_a_tree_of_the_users_is_compiled_whole(checkout: Checkout) -> None:
-    """What can be left out was found for the pinned source alone."""
+    """The removable parts were found for the pinned source alone."""
     checkout.configure()
     assert "bear" in symbols(checkout, "llama")
     assert "command_line" in symbols(checkout, "llama-common")
 
 
 def test_a_changed_pinned_source_is_never_compiled(checkout: Checkout) -> None:
-    """The source is looked at before it is compiled, and left in peace where the libraries are at hand."""
+    """The source is looked at before it is compiled, and not touched if the libraries exist."""
     pin(checkout)
     assert "fetching" in checkout.configure("first")
     (place,) = checkout.cache.glob("sources/*/src/place.c")

@@ -1,4 +1,4 @@
-"""ggml's RPC backend of a small tree: compiled apart from llama.cpp, cached beside it, linked where it is asked for."""
+"""ggml's RPC backend of a small tree: compiled apart from llama.cpp, cached beside it, linked on request."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ int main() { return 7; }
 
 @pytest.fixture
 def checkout(tmp_path: Path, environment: dict[str, str]) -> Checkout:
-    """Return a project that links a tree's RPC backend where PACELINE_RPC is ON in its environment."""
+    """Return a project that links a tree's RPC backend if PACELINE_RPC is ON in its environment."""
     made = Checkout(tmp_path, environment)
     for name, text in FILES.items():
         path = made.tree / "ggml/src/ggml-rpc" / name
@@ -87,7 +87,7 @@ def test_an_edited_file_is_compiled_anew(checkout: Checkout) -> None:
     ],
 )
 def test_what_would_build_it_otherwise_is_refused(checkout: Checkout, setting: str, value: str, words: str) -> None:
-    """llama.cpp's own switch registers it in ggml, where nothing links it."""
+    """llama.cpp's own switch registers it in ggml, with nothing to link it."""
     command = [find_cmake(), "-S", f"{checkout.folder}/project", "-B", f"{checkout.folder}/build"]
     defines = value.split() if setting == "CMAKE_ARGS" else [f"-D{setting}={value}"]
     output = " ".join(checkout.run(*command, *defines).stdout.split())
@@ -95,7 +95,7 @@ def test_what_would_build_it_otherwise_is_refused(checkout: Checkout, setting: s
 
 
 def test_a_tree_without_it_is_a_plain_error(checkout: Checkout) -> None:
-    """Which says where it was looked for."""
+    """The error has the searched places."""
     checkout.environment["PACELINE_RPC"] = "ON"
     (checkout.tree / "ggml/src/ggml-rpc/transport.cpp").unlink()
     output = " ".join(checkout.configure().split())

@@ -39,7 +39,7 @@ def test_a_setting_has_a_default(configure: Callable[..., str]) -> None:
 
 
 def test_a_setting_from_the_environment_is_kept(configure: Callable[..., str]) -> None:
-    """A value from the environment holds for later configurations where the variable is gone."""
+    """A value from the environment holds for later configurations without the variable."""
     assert configure(thing="blue") == "blue"
     assert configure() == "blue"
 
@@ -100,7 +100,7 @@ def test_a_cache_folder_that_cannot_be_used_is_refused(
     ],
 )
 def test_a_failed_command_gets_the_advice_that_fits(run: ScriptRunner, output: str, words: str) -> None:
-    """The end of a failed command's output is shown, with advice for what can be recognised in it."""
+    """The end of a failed command's output is shown, with advice for known errors in it."""
     text = 'paceline_fail_command("it does not compile" "line\n${output}\nstop." "read the lines above")'
     printed = run(text, fails=True, output=output).stdout
     assert words in printed

@@ -1,4 +1,4 @@
-"""Where llama.cpp comes from: a tree of the user's, or the pinned archive, verified and unpacked once."""
+"""The source of llama.cpp: a tree of the user's, or the pinned archive, verified and unpacked once."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def tree(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def find(run: ScriptRunner, tmp_path: Path) -> Callable[..., str]:
-    """Find the source and return what was printed."""
+    """Find the source and return the output."""
 
     def run_find(user_tree: Path | str, *, fails: bool = False) -> str:
         return run(FIND, fails=fails, user_tree=str(user_tree), cache=str(tmp_path / "cache")).stdout
@@ -48,7 +48,7 @@ def find(run: ScriptRunner, tmp_path: Path) -> Callable[..., str]:
 
 
 def test_a_tree_of_the_users_is_taken_as_it_is(find: Callable[..., str], tree: Path) -> None:
-    """A llama.cpp tree is used where it lies, with the version it states."""
+    """A llama.cpp tree is used in place, with the version it states."""
     assert f"tree={tree} version=1.2.34 commit=unknown" in find(tree)
 
 
@@ -89,7 +89,7 @@ def test_a_path_that_is_no_folder_is_refused(find: Callable[..., str], name: str
 
 @pytest.mark.parametrize("missing", ["CMakeLists.txt", "include/llama.h", "ggml/CMakeLists.txt"])
 def test_a_folder_that_is_not_llama_cpp_is_refused(find: Callable[..., str], tree: Path, missing: str) -> None:
-    """A folder that lacks one of llama.cpp's landmarks is refused."""
+    """A folder without a landmark of llama.cpp is refused."""
     (tree / missing).unlink()
     assert "is not a llama.cpp source tree" in " ".join(find(tree, fails=True).split())
 
@@ -143,7 +143,7 @@ def test_the_pinned_source_is_fetched_once(index: Index) -> None:
 
 
 def test_an_archive_with_another_checksum_is_refused_unopened(index: Index, tmp_path: Path) -> None:
-    """An archive whose hash differs is refused with both hashes, and nothing of it has run."""
+    """An archive with another hash is refused with both hashes, and nothing of it has run."""
     trap = tmp_path / "trap"
     got = write_archive(index.folder, vendored(TREE) | {"fake.py": f"open({str(trap)!r}, 'w')\n{BACKEND}"})
     expected = "0" * 64
@@ -165,7 +165,7 @@ def test_an_unreachable_source_names_the_way_out(index: Index) -> None:
 
 
 def test_a_python_without_pip_is_an_error_with_the_way_out(index: Index, program: Callable[[str, str], Path]) -> None:
-    """Where Python has no pip the message says so."""
+    """If Python has no pip the message says so."""
     python = program("python", 'echo "$0: No module named pip" >&2; exit 1')
     output = index.fetch("0" * 64, fails=True, Python_EXECUTABLE=str(python))
     assert "has no pip" in output
@@ -182,7 +182,7 @@ def test_an_archive_without_llama_cpp_is_refused(index: Index) -> None:
 
 
 def test_a_damaged_download_is_fetched_again(index: Index) -> None:
-    """A source entry whose landmarks are gone is fetched anew."""
+    """A source entry without its landmarks is fetched anew."""
     sha256 = write_archive(index.folder, vendored(TREE))
     index.fetch(sha256)
     (index.entry(sha256) / "include/llama.h").unlink()

@@ -1,4 +1,4 @@
-"""The web page in the build: where it is built, where it is left out, and what a failing npm does."""
+"""The web page in the build: the place of its build, its omission, and a failing npm."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BUILDS = 'mkdir -p ../src/paceline/webui && echo page > ../src/paceline/webui/in
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """Sources of a page, with what the build does not need."""
+    """Sources of a page, with files that the build does not need."""
     folder = tmp_path / "web"
     for name in ("src", "tests", "node_modules"):
         (folder / name).mkdir(parents=True)
@@ -34,7 +34,7 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def choose(run: ScriptRunner, bin_dir: Path, source: Path) -> Callable[..., str]:
-    """Choose with the programs of `bin_dir` alone, and return what was said, in one line."""
+    """Choose with the programs of `bin_dir` alone, and return the message, in one line."""
 
     def chosen(asked: str, state: str = "wheel", *, fails: bool = False, source: Path = source) -> str:
         env = {"PATH": str(bin_dir)}
@@ -66,7 +66,7 @@ def test_a_wheel_gets_the_page_where_node_is(choose: Callable[..., str], program
 def test_without_a_fitting_node_the_page_is_left_out(
     choose: Callable[..., str], program: Program, node: str | None, why: str
 ) -> None:
-    """With the reason; where it was asked for the build fails with it."""
+    """The warning has the reason; with ON the build fails with it."""
     program("npm")
     if node is not None:
         program("node", node)
@@ -91,7 +91,7 @@ def test_sources_that_are_not_there_and_words_that_mean_nothing(
 
 @pytest.fixture
 def build(run: ScriptRunner, source: Path, tmp_path: Path) -> Callable[..., str]:
-    """Build with this npm, and return what was said."""
+    """Build with this npm, and return the message."""
 
     def built(npm: Path, choice: str = "ON", *, fails: bool = False) -> str:
         text = f'include("{ROOT}/cmake/build_web_page.cmake")'
@@ -122,7 +122,7 @@ def test_the_page_is_built_from_a_copy(
 def test_a_failing_npm_leaves_the_page_out_or_ends_the_build(
     build: Callable[..., str], program: Program, tmp_path: Path
 ) -> None:
-    """With npm's own words; what an earlier build left is not taken for the page."""
+    """The error has npm's own words; the result of an earlier build is not taken for the page."""
     build(program("npm", BUILDS))
     shutil.rmtree(tmp_path / "work/web")
     failing = program("npm", "echo no network; exit 1")

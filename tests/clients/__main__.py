@@ -4,9 +4,9 @@ python -m tests.clients frameworks [FOLDER]          LangChain, LlamaIndex and i
 python -m tests.clients agents-sdk [FOLDER]          OpenAI's Agents SDK
 python -m tests.clients agents [FOLDER] [NAME ...] [--model FILE]   Claude Code, Codex, opencode, Qwen Code and aider
 
-FOLDER is where the clients are installed, once (default: clients/SUITE in paceline's cache folder). The coding agents run in a
-network namespace with the loopback alone, by a tiny scripted model or by a real one. Not a part of the suite, since the clients
-come from package indexes.
+The clients are installed in FOLDER, once (default: clients/SUITE in paceline's cache folder). The coding agents run in a
+network namespace with the loopback alone, by a tiny scripted model or by a real model. Not a part of the suite, since the
+clients come from package indexes.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def isolate(arguments: Sequence[str]) -> int:
 
 
 def run(folder: Path, names: Sequence[str], model: Path | None) -> int:
-    """Check the agents, print a table, and return 0 if all work. model: a real one; None: scripted ones."""
+    """Check the agents, print a table, and return 0 if all work. model: a real model; None: scripted models."""
     with tempfile.TemporaryDirectory(prefix="paceline-agents-") as scratch:
         place = Path(scratch)
         source = Path(_native.build_info()["llama_cpp_source"])
@@ -246,9 +246,9 @@ class AgentChecks:
             result.failures.append(f"new session cached {result.new_session:.1%}")
 
     def _session(self, server: Server, arguments: Sequence[str], num_wanted: int) -> list[dict[str, Any]]:
-        """Run a session until so many requests of its conversation have been served; return their log entries.
+        """Run a session until a number of requests of its conversation have been served; return their log entries.
 
-        Requests with short prompts, such as the request for a title, do not count.
+        Requests with short prompts, like the request for a title, do not count.
         """
         before = len(server.prompts())
         with self._started(server, arguments) as process:

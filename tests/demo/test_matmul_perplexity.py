@@ -36,7 +36,7 @@ def as_before() -> Iterator[None]:
 
 
 def held_out(model: Model) -> Iterator[tuple[list[int], list[bool]]]:
-    """Yield tokens of stories, chats and tool calls, drawn anew, and whether the model learned to write such ones."""
+    """Yield tokens of stories, chats and tool calls, drawn anew, with flags of the tokens that the model learned to write."""
     for document in itertools.islice(documents(HELD_OUT_SEED), NUM_DOCUMENTS):
         ids: list[int] = []
         learned: list[bool] = []
@@ -54,7 +54,7 @@ def surprise(logits: npt.NDArray[np.floating[Any]], token: int) -> float:
 
 
 def perplexity(path: Path) -> float:
-    """Of what the model writes in the held-out documents, each by itself."""
+    """The perplexity of the model's own tokens in the held-out documents, each by itself."""
     found: list[float] = []
     with (
         Model.load(path) as model,

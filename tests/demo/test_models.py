@@ -1,4 +1,4 @@
-"""The models that come along: what they promise to be, and that they can do it at all. Figures: MODEL_CARD.md."""
+"""The demo models: their promised properties, and a check of their abilities. Figures: MODEL_CARD.md."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def draft() -> Iterator[Model]:
 
 
 def write(model: Model, prompt: str, *, parse_special: bool = False, **options: object) -> tuple[str, int]:
-    """What the model goes on with, and how many tokens that took."""
+    """Return the model's continuation, and the number of its tokens."""
     ids = model.tokenizer.encode(prompt, parse_special=parse_special)
     pipe = TextPipe(model.tokenizer.pieces(special=False))
     with Context(model, n_ctx=1024) as context:
@@ -39,7 +39,7 @@ def write(model: Model, prompt: str, *, parse_special: bool = False, **options: 
 
 
 def test_the_files_are_small_llamas_of_eight_bits(model: Model, draft: Model) -> None:
-    """Architecture, quantisation and sizes are those of the card."""
+    """Architecture, quantisation and sizes match the card."""
     assert demo_model_path().stat().st_size <= 5_000_000
     for item in (model, draft):
         assert item.metadata["general.architecture"] == "llama"
@@ -64,7 +64,7 @@ def test_characters_from_afar_take_several_tokens(model: Model, text: str) -> No
 
 
 def test_ends_are_ends(model: Model) -> None:
-    """The ends of a text and of a turn are both known as such."""
+    """The ends of a text and of a turn are both known end tokens."""
     names = {model.tokenizer.token_bytes(token) for token in model.tokenizer.eog_ids}
     assert {b"<|endoftext|>", b"<|im_end|>"} <= names
 

@@ -1,4 +1,4 @@
-"""Pictures of shapes and the questions about them: what is drawn is what is asked for."""
+"""Pictures of shapes and the questions about them: the questions fit the pictures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PLURALS = {"crosses": "cross"} | {f"{shape}s": shape for shape in SHAPES}
 
 
 def middle_of(scene: Scene, figure: Figure, side: int = 128) -> np.ndarray:
-    """The pixels around the middle of a figure; of a ring those of its right side."""
+    """The pixels around the middle of a figure; for a ring, the pixels of its right side."""
     pixels = draw(scene, side).astype(int)
     x = figure.x + (0.77 * figure.size if figure.shape == "ring" else 0)
     return pixels[int(figure.y * side), int(x * side)]
@@ -53,7 +53,7 @@ def test_a_picture_depends_on_its_scene_alone() -> None:
 
 
 def right_reply(scene: Scene, text: str) -> str | None:
-    """What a reader of the question would say; None for those that have many phrasings."""
+    """Return a reader's reply to the question; None for questions with many phrasings."""
     figures = {figure.name: figure for figure in scene.figures}
     if match := re.fullmatch(r"How many (\w+) are there\?", text):
         noun = match[1]
@@ -75,7 +75,7 @@ def right_reply(scene: Scene, text: str) -> str | None:
 
 
 def test_every_question_has_the_right_reply() -> None:
-    """Read again by other rules than those that wrote them; every kind of question comes up."""
+    """Questions are parsed by other rules than their generator's; every kind of question comes up."""
     skills: dict[str, int] = {}
     checked = 0
     for number, scene in enumerate(SCENES):

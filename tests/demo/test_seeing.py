@@ -74,7 +74,7 @@ def test_a_conversation_about_a_picture(client: httpx.Client) -> None:
 
 
 def test_the_terminal_needs_no_model_for_a_picture(tmp_path: Path) -> None:
-    """With `--image` and no `-m` the demo model that sees replies, and without an image the other one."""
+    """With `--image` and no `-m` the demo vision model replies, and without an image the text model."""
     path = tmp_path / "shapes.png"
     path.write_bytes(png(draw(SCENE, 200)))
     said = output("chat", "What shape is red?", "--image", str(path), "-t", "1", "--temperature", "0", "-q")

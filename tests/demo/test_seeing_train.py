@@ -1,4 +1,4 @@
-"""Training of the demo model that sees: what is to be told of patches, and a run that was stopped and resumed."""
+"""Training of the demo vision model: the predictions for patches, and a run that was stopped and resumed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run(out: Path, **changes: Any) -> dict[str, Any]:
 
 
 def test_a_resumed_training_equals_one_that_was_not_stopped(tmp_path: Path) -> None:
-    """Also where its end was chosen when it was resumed, before the rate fell."""
+    """Also if its end was chosen when it was resumed, before the rate fell."""
     whole = run(tmp_path / "whole.pt")
     run(tmp_path / "parts.pt", steps=4, decay=0.5)
     resumed = run(tmp_path / "parts.pt", resume=True)
@@ -40,7 +40,7 @@ def test_another_plan_is_not_resumed(tmp_path: Path) -> None:
 
 
 def test_a_patch_is_covered_by_the_figure_whose_square_has_its_middle() -> None:
-    """And knows where that has its own; the others are covered by none."""
+    """And their own places; other patches are covered by none."""
     scene = Scene((Figure("circle", "red", 0.25, 0.5, 0.1),), seed=1)
     names, middles = covering(scene, 8)
     rows = names.reshape(8, 8)

@@ -38,9 +38,9 @@ def paceline_(*args: str, stdin: bytes = b"") -> subprocess.CompletedProcess[byt
 
 @contextmanager
 def started(*args: str, stdin: bytes = b"") -> Iterator[subprocess.Popen[bytes]]:
-    """A command that runs inside of the block, its output in pipes; it is gone afterwards, whatever happens.
+    """A command that runs inside of the block, with its output in pipes; it is always gone afterwards.
 
-    The pipes are unbuffered: `communicate` reads past a buffer, and what an earlier `read` left in one would be lost.
+    The pipes are unbuffered: `communicate` reads past a buffer, and the rest of an earlier `read` would be lost.
     """
     command = [*COMMAND, *args]
     pipe = subprocess.PIPE
@@ -61,7 +61,7 @@ def endless(model: Path) -> tuple[str, ...]:
 
 
 def output(*args: str, stdin: bytes = b"") -> str:
-    """What a command that succeeds writes to stdout."""
+    """The output of a successful command on stdout."""
     done = paceline_(*args, stdin=stdin)
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout.decode()
@@ -125,7 +125,7 @@ class Terminal:
         os.write(self._keyboard, keys.encode())
 
     def mode(self) -> list[Any]:
-        """How the terminal treats what is typed."""
+        """The mode of the terminal for typed input."""
         return termios.tcgetattr(self._keyboard)
 
     def finish(self) -> int:
@@ -148,10 +148,10 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """What was written, escapes included."""
+        """The output, escapes included."""
         return re.sub("\r+\n", "\n", self.seen.decode(errors="replace"))
 
     @property
     def plain_text(self) -> str:
-        """Return what was written without escape sequences."""
+        """Return the output without escape sequences."""
         return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.text)

@@ -1,4 +1,4 @@
-"""What the tests of the command line share."""
+"""Parts that the tests of the command line share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _no_terminal_is_left() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model that may go on for 131,072 tokens, where the demo model has 1,024."""
+    """A tiny model that may go on for 131,072 tokens (the demo model: 1,024)."""
     spec = KINDS["llama"]
     assert isinstance(spec, LlamaSpec)
     path = tmp_path_factory.mktemp("models") / "long.gguf"

@@ -21,7 +21,7 @@ FLAGS = ("-t", "1", "-n", "8", "--temperature", "0")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A model, its projector beside it, and files of sound, one of them cut."""
+    """A model, its projector beside it, and files of sound, a cut file among them."""
     spec = LlamaSpec(n_ctx_train=2048)
     write_model(tmp_path / "model.gguf", spec, metadata={"tokenizer.chat_template": CHAT_TEMPLATE})
     write_model(tmp_path / "mmproj-model.gguf", UltravoxAudioSpec())

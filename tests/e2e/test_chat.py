@@ -227,7 +227,7 @@ def test_quotes_begin_and_end_a_message_of_several_lines() -> None:
 
 
 def test_parameters_change_within_a_chat() -> None:
-    """/set changes the next turns and keeps what was said; /show shows it; - takes it back."""
+    """/set changes the next turns and keeps the conversation; /show shows it; - takes it back."""
     chat = Terminal(*CHAT, "-q", "-n", "60")
     chat.read_until_seen("> $")
     chat.press(f"{ASKED}\n")
@@ -349,7 +349,7 @@ def test_a_reply_that_fills_the_context_says_so() -> None:
 
 
 def test_ctrl_c_stops_the_reply_and_not_the_program(long_model: Path) -> None:
-    """What was generated is kept; at the prompt it drops the line; /exit ends."""
+    """The generated text is kept; at the prompt it drops the line; /exit ends."""
     chat = Terminal(*CHAT, "-m", str(long_model), "-c", "32768", "--plain")
     chat.read_until_seen(r"Ctrl-D\s+ends\.\n.*> ")
     chat.press("Tell me a story about a fox.\n")

@@ -36,7 +36,7 @@ def test_a_signal_lets_chats_of_every_api_end() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_chats_that_take_longer_end_with_the_error_of_their_api(number: int) -> None:
-    """With what they had until then; the process ends with 0, and its worker with it."""
+    """With their text until then; the process ends with 0, and its worker with it."""
     with Served(*FLAGS, "--drain-s", "0") as served, served.worker() as worker:
         with OpenStreams(served.url, max_tokens=900) as streams:
             streams.wait_begun()

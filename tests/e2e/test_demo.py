@@ -36,7 +36,7 @@ def endless(tmp_path: Path, long_model: Path) -> tuple[str, ...]:
 
 
 def test_a_pipe_gets_a_line_for_each_completion_and_one_of_figures() -> None:
-    """Eight requests, one of them with two choices; not a single escape, nothing on stderr."""
+    """Eight requests, a request of two choices among them; not a single escape, nothing on stderr."""
     done = paceline_("demo", "-t", "1", "-n", "20")
     *completions, summary = done.stdout.decode().splitlines()
     assert (done.returncode, done.stderr) == (0, b"") and ESCAPE not in done.stdout.decode()
@@ -57,7 +57,7 @@ def test_the_demo_model_completes_as_it_was_trained() -> None:
 
 
 def test_a_seed_repeats_the_run() -> None:
-    """One after the other, so that who else is in a tick changes no last digit: the same texts, and others otherwise."""
+    """In sequence, so that other rows of a tick change no last digit: the same texts, and other texts otherwise."""
 
     def texts(seed: int) -> list[str]:
         done = output("demo", "-t", "1", "-n", "12", "--num-slots", "1", "--json", "--seed", str(seed))
@@ -67,7 +67,7 @@ def test_a_seed_repeats_the_run() -> None:
 
 
 def test_speculation_is_measured_against_the_same_requests_without_it(tmp_path: Path) -> None:
-    """Text that repeats itself has drafts that are accepted; output is what it is without."""
+    """Text that repeats itself has accepted drafts; output is the same as without."""
     again = {"prompt": "a" * 40, "max_tokens": 250, "temperature": 0, "ignore_eos": True, "logit_bias": {"97": 100}}
     file = requests_file(tmp_path, [again])  # alone, so that no neighbour's tick is too long for a trial
     for options in (
@@ -135,7 +135,7 @@ def test_wrong_options_exit_with_2(args: tuple[str, ...], message: str) -> None:
 
 
 def test_a_bad_request_is_named_before_anything_runs(tmp_path: Path) -> None:
-    """Its number, its field and what it may be."""
+    """Its number, its field and the allowed values."""
     path = requests_file(tmp_path, ["a", {"prompt": "b", "top_q": 1}])
     done = paceline_("demo", "--requests", path)
     assert (done.returncode, done.stdout) == (2, b"")

@@ -1,4 +1,4 @@
-"""How commands end: Ctrl-C, readers that go away, outputs that take nothing, and what goes wrong."""
+"""How commands end: Ctrl-C, readers that go away, outputs that take nothing, and errors."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_an_output_that_takes_nothing_is_one_line() -> None:
     ],
 )
 def test_what_goes_wrong_is_one_line_and_a_code(args: list[str], code: int, message: str) -> None:
-    """1 where it failed, 2 where it was asked for wrongly; nothing on stdout."""
+    """1 for failures, 2 for wrong usage; nothing on stdout."""
     done = paceline_(*args, stdin=b"\xff" if "-" in args else b"")
     error = done.stderr.decode()
     assert (done.returncode, done.stdout) == (code, b"")
@@ -112,7 +112,7 @@ def test_ctrl_c_on_a_terminal_keeps_text_and_numbers_apart(long_model: Path) -> 
 
 
 def test_a_model_that_an_engine_cannot_share_is_refused(tmp_path: Path) -> None:
-    """An encoder-decoder model is named as such, with the way that remains."""
+    """An encoder-decoder model is reported as unsupported, with the remaining way."""
     done = paceline_("generate", "x", "-m", str(write_model(tmp_path / "t5.gguf", KINDS["t5"])))
     error = done.stderr.decode()
     assert (done.returncode, done.stdout) == (1, b"")

@@ -60,7 +60,7 @@ def test_the_same_seed_gives_the_same_text_and_another_seed_another() -> None:
 
 
 def test_json_is_one_object_with_everything() -> None:
-    """Ids and text agree, and the counts are those of the ids."""
+    """Ids and text agree, and the counts match the ids."""
     result = generate("-n", "12", "--temperature", "0", "--ignore-eos")
     model = paceline.Model.load(demo_model_path(), vocab_only=True)
     assert set(result) == {"text", "token_ids", "finish_reason", "stop", "seed", "usage"}
@@ -125,7 +125,7 @@ def test_constraints_decide_what_may_come(options: tuple[str, ...], texts: set[s
 
 
 def test_a_grammar_decides_what_may_come(tmp_path: Path) -> None:
-    """The text is a sentence of the grammar, and ends where it does."""
+    """The text is a sentence of the grammar, and ends with it."""
     (tmp_path / "grammar.gbnf").write_text('root ::= " yes" | " no"\n')
     result = generate("--grammar-file", str(tmp_path / "grammar.gbnf"))
     assert result["text"] in {" yes", " no"} and result["finish_reason"] == "stop"
@@ -203,7 +203,7 @@ def test_a_slow_pipe_is_waited_for() -> None:
 
 @pytest.mark.parametrize("columns", [60, 80, 120])
 def test_a_terminal_breaks_lines_between_words(columns: int) -> None:
-    """The lines are those of the same text from a pipe, and none fills the terminal."""
+    """The lines equal the lines of the same text from a pipe, and none fills the terminal."""
     args = ("generate", PROMPT, "-t", "1", "-n", "120", "-s", "1", "-q", "--temp", "0")
     text = output(*args, "--echo")
     screen = Terminal(*args, COLUMNS=str(columns))

@@ -1,4 +1,4 @@
-"""Images in `paceline generate` and `paceline chat` as a user gives them: files, a projector, what is wrong with them."""
+"""Images in `paceline generate` and `paceline chat` as a user gives them: files, a projector, errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FLAGS = ("-t", "1", "-n", "8", "--temperature", "0")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A model, its projector beside it, and pictures, one of them cut."""
+    """A model, its projector beside it, and pictures, a cut file among them."""
     write_model(tmp_path / "model.gguf", Qwen2VlSpec(), metadata={"tokenizer.chat_template": CHAT_TEMPLATE})
     write_model(tmp_path / "mmproj-model.gguf", Qwen25VisionSpec())
     for number in (1, 2):
@@ -69,7 +69,7 @@ def test_an_image_may_take_more_than_the_usual_context(folder: Path) -> None:
 
 
 def test_wrong_images_and_projectors_are_one_line(folder: Path) -> None:
-    """That names the file, or the option; before a model is loaded where it can be."""
+    """The error names the file, or the option; before a model is loaded if possible."""
     model = str(folder / "model.gguf")
     image = ("--image", str(folder / "1.png"))
     for command in ("generate", "chat"):

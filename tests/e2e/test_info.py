@@ -34,7 +34,7 @@ def test_info_shows_version_build_and_machine() -> None:
 
 
 def test_info_of_a_model_agrees_with_the_loaded_model() -> None:
-    """The facts of a file are those of the loaded model, without loading the weights."""
+    """The facts of a file equal the loaded model's, without loading the weights."""
     facts = json.loads(output("info", str(demo_model_path()), "--json", "--metadata"))
     model = paceline.Model.load(demo_model_path())
     shape = facts["model"]
@@ -66,7 +66,7 @@ def test_info_of_a_model_shows_what_it_needs_and_whether_it_fits() -> None:
 
 
 def test_info_of_a_model_shows_the_projectors_beside_it(tmp_path: Path) -> None:
-    """What prompts may have with it; of two that none is taken, and of a file that is none why."""
+    """The kinds of media with it; of two projectors none is taken, and a file that is none is reported with the reason."""
     model = write_model(tmp_path / "model.gguf", Qwen2VlSpec())
     facts = json.loads(output("info", str(model), "--json"))
     assert (facts["modalities"], facts["projectors"]) == (["text"], [])

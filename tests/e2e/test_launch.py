@@ -69,7 +69,7 @@ class Agents:
         return subprocess.Popen(command, env=self._environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def report(self) -> dict[str, Any]:
-        """Return what the agent wrote down, once it has."""
+        """Return the agent's record, once it exists."""
         deadline = time.monotonic() + TIMEOUT_S
         while not self._report.exists():
             assert time.monotonic() < deadline
@@ -217,7 +217,7 @@ def test_wrong_usage_is_one_line(agents: Agents, args: tuple[str, ...], message:
 
 
 def test_a_key_and_a_model_are_checked_before_the_agent_starts(agents: Agents, served: Served) -> None:
-    """The messages say what the server wants."""
+    """The messages have the server's advice."""
     code, _, err = ended(agents.start("claude", "--url", served.url))
     assert code == 2 and "wants an API key" in err
     code, _, err = ended(agents.start("claude", "--url", served.url, "--api-key", KEY, "-m", "other"))

@@ -83,7 +83,7 @@ def test_servers_their_models_and_slots(tmp_path: Path) -> None:
 
 
 def test_a_server_of_several_models_loads_none_for_it(tmp_path: Path, long_model: Path) -> None:
-    """It is listed without one, and then with what is loaded."""
+    """It is listed without a model, and then with the loaded model."""
     state = {"XDG_STATE_HOME": str(tmp_path)}
     flags = ("--models-dir", str(long_model.parent), "-np", "2", "-c", "512")
     with Served(*flags, is_ready=False, **state) as served:

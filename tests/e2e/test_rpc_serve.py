@@ -86,7 +86,7 @@ def test_a_signal_ends_it_with_its_connections(number: signal.Signals, code: int
 
 
 def _stderr_of_a_start(*flags: str, **env: str) -> str:
-    """Return what it writes until it lends."""
+    """Return its output until it lends devices."""
     command = [*COMMAND, "rpc-serve", "--port", str(free_port()), *flags]
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment(**env)

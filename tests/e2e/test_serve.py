@@ -1,4 +1,4 @@
-"""`paceline serve` as a new user meets it: curl, the `openai` package, signals, and what becomes of its processes."""
+"""`paceline serve` as a new user meets it: curl, the `openai` package, signals, and the end of its processes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def client(served: Served) -> Iterator[openai.OpenAI]:
 
 
 def test_the_package_gets_the_same_text_whole_and_streamed(client: openai.OpenAI) -> None:
-    """Completions and chats; the stream has a usage where one is asked for."""
+    """Completions and chats; the stream has a usage on request."""
     whole = client.completions.create(**TOLD)
     assert whole.usage is not None and whole.usage.completion_tokens == 12
     chunks = list(client.completions.create(**TOLD, stream=True, stream_options={"include_usage": True}))
@@ -85,7 +85,7 @@ def test_breaking_out_of_a_stream_frees_its_slot(served: Served, client: openai.
 
 
 def test_the_asynchronous_client_has_many_streams_at_once(served: Served) -> None:
-    """More than there are slots, whole ones and some that are left."""
+    """More requests than slots, some finished and some abandoned."""
 
     async def num_streamed(client: openai.AsyncOpenAI, seed: int) -> int:
         asked = {**TOLD, "temperature": 1, "extra_body": {"ignore_eos": True}}
@@ -124,7 +124,7 @@ def test_the_package_raises_its_own_errors(client: openai.OpenAI) -> None:
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
 def test_curl_shows_the_events_as_they_come(served: Served) -> None:
-    """With no header but what curl sends of itself; the last one is the mark of the end."""
+    """With only curl's own headers; the last event is the mark of the end."""
     body = json.dumps({**TOLD, "stream": True, "stream_options": {"include_usage": True}})
     done = subprocess.run(
         ["curl", "-sN", served.url + "/v1/completions", "-d", body], capture_output=True, timeout=LONG_S, check=True
@@ -231,7 +231,7 @@ def test_a_second_signal_ends_server_and_worker_at_once(number: signal.Signals) 
 
 
 def test_idle_connections_beyond_the_descriptors_stop_nothing() -> None:
-    """1,100 of them at a limit of 1,024: requests are served, and a killed worker is replaced. The server says what it can do."""
+    """1,100 connections at a limit of 1,024: requests are served, a killed worker is replaced, the limit is reported."""
     with Served("-t", "1", num_descriptors=1024) as server, ExitStack() as closing:
         server.wait_for("at most 832 connections at once instead of 2048")
         address = ("127.0.0.1", httpx.URL(server.url).port)
@@ -431,5 +431,5 @@ def events_of(served: Served, body: dict[str, Any]) -> list[str]:
 
 
 def text_of(events: list[str]) -> str:
-    """What they say together."""
+    """Return their joined text."""
     return "".join(choice["text"] for event in events[:-1] for choice in json.loads(event)["choices"])

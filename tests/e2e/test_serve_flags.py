@@ -19,7 +19,7 @@ def test_help_on_a_terminal_has_headings_in_bold() -> None:
 
 
 def test_the_configuration_of_a_model_has_its_own_context(long_model: Path, tmp_path: Path) -> None:
-    """-c 0 asks the file; the file of flags is named where it counts."""
+    """-c 0 takes the file's length; the file of flags is named at the value."""
     file = tmp_path / "serve.toml"
     file.write_text("parallel = 3\n")
     text = output("serve", "-m", str(long_model), "-c", "0", "--config", str(file), "--print-config")

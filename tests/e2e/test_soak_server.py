@@ -48,7 +48,7 @@ WORDS = (
 
 @dataclass
 class Tally:
-    """What became of the requests. pings: how long an empty completion took, in seconds."""
+    """The outcomes of the requests. pings: seconds of an empty completion."""
 
     endings: Counter[str] = field(default_factory=Counter)
     num_tokens: int = 0
@@ -58,7 +58,7 @@ class Tally:
 
 
 class Client:
-    """Asks for one thing after the other, and notes how each ended."""
+    """Sends requests in a row, and notes how each ended."""
 
     def __init__(self, port: int, tally: Tally, seed: int) -> None:
         self._port, self._tally, self._rng, self._seed = port, tally, random.Random(seed), seed
@@ -163,7 +163,7 @@ class Client:
         return connection, await connection.post(path, body, request_id)
 
     async def _connected(self) -> RawConnection:
-        """The last one, where it can be used again, or another one."""
+        """Return the last connection if it can be used again, or a new connection."""
         if self._connection is not None and (not self._connection.is_whole or self._rng.random() < 0.3):
             self._drop()
         if self._connection is None:
@@ -176,7 +176,7 @@ class Client:
             self._connection = None
 
     async def _refused(self, connection: RawConnection, head: Head) -> str:
-        """By a status; what is not about too many requests is none of what was asked for."""
+        """Check the refusal's status; errors not about too many requests are failures of the test."""
         error = json.loads(await connection.whole(head))["error"]
         assert head.status == 429, (head.status, error)
         assert int(head.headers["retry-after"]) > 0
@@ -238,7 +238,7 @@ async def soak(served: Served, tally: Tally) -> None:
 
 
 def test_every_request_ends_and_nothing_is_lost(capsys: pytest.CaptureFixture[str]) -> None:
-    """Slots, requests, files, processes and memory are as before, and what was counted adds up."""
+    """Slots, requests, files, processes and memory are as before, and the counts add up."""
     tally = Tally()
     with Served(*FLAGS) as served:
         asyncio.run(warm_up(served, tally))
@@ -306,7 +306,7 @@ def second_half(samples: list[int]) -> list[int]:
 
 
 def line(samples: list[int]) -> tuple[float, float]:
-    """Where the straight line begins and ends that is nearest to the samples: how many run at a moment matters little to it."""
+    """Return both ends of the straight line nearest to the samples: momentary load matters little to it."""
     if len(samples) < 2:
         return samples[0], samples[0]
     slope, start = statistics.linear_regression(range(len(samples)), samples)

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.native
 
 
 def test_tokens_go_back_to_the_text() -> None:
-    """Ids through a pipe give the text again, also where a character takes several tokens."""
+    """Ids through a pipe give the text again, also if a character takes several tokens."""
     text = "The fox 🦊 says: «ça va?»\n\tDone."
     ids = output("tokenize", text, "--ids")
     assert output("tokenize", "--decode", "-", stdin=ids.encode()) == text + "\n"

@@ -40,7 +40,7 @@ CHATS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Exchange:
-    """One request. says: the text that the model writes; fails_at: index of the token whose draw fails."""
+    """One request. says: the model's text; fails_at: index of the token with a failing draw."""
 
     title: str
     path: str
@@ -72,7 +72,7 @@ class Script:
         engine.accept = accepted
 
     def begin(self, text: str, fails_at: int = -1, failure: Exception | None = None) -> None:
-        """Set the text of the next request, and the token whose draw fails."""
+        """Set the text of the next request, and the token with a failing draw."""
         encode = self._engine.tokenizer.encode
         self._ids = encode(text + "<|im_end|>", add_special=False, parse_special=True)
         self._fails_at, self._channels = fails_at, []

@@ -29,7 +29,7 @@ class Value:
 
 @dataclass
 class Tensor:
-    """A tensor's entry; where its data lies is worked out unless `offset` is set."""
+    """A tensor's entry; the place of its data is computed unless `offset` is set."""
 
     name: bytes
     shape: list[int]

@@ -29,7 +29,7 @@ def use(model: Model, path: Path) -> None:
 
 
 def fuzz(seed: int, count: int, folder: Path) -> Iterator[tuple[int, str, Outcome]]:
-    """`count` damaged adapters, each with a number, what was done, and its outcome."""
+    """`count` damaged adapters, each with a number, its damage, and its outcome."""
     models = {kind: Model.load(write_model(folder / f"{kind}.gguf", KINDS[kind])) for kind in BASES}
     documents = {kind: Document.read(write_lora(folder / "lora.gguf", KINDS[kind])) for kind in BASES}
     path = folder / "damaged.gguf"

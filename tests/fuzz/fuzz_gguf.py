@@ -1,7 +1,7 @@
-"""Loads damaged GGUF files and counts what comes of them: `python -m tests.fuzz.fuzz_gguf --count 5000 --seed 1`.
+"""Loads damaged GGUF files and counts the outcomes: `python -m tests.fuzz.fuzz_gguf --count 5000 --seed 1`.
 
-Every file is loaded, given a context and run for a few tokens in a process of its own. Fine and typed errors are as it
-should be; faults are printed with what was done to the file, and make the exit code 1. `--keep DIR` keeps their files.
+Every file is loaded, given a context and run for a few tokens in a process of its own. Success and typed errors are expected;
+faults are printed with the damage, and make the exit code 1. `--keep DIR` keeps their files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from paceline.testing.models import KINDS, write_model
 
 
 def use(path: Path, *, checked: bool) -> None:
-    """What a user does with a model: load it, make a context, compute a few tokens."""
+    """Use a model as a user does: load it, make a context, compute a few tokens."""
     if not checked:
         model_module.check_gguf = lambda *_: None  # type: ignore[assignment]
     with Model.load(path) as model:
@@ -41,7 +41,7 @@ def use(path: Path, *, checked: bool) -> None:
 
 
 def fuzz(seed: int, count: int, folder: Path, *, checked: bool = True) -> Iterator[tuple[int, str, Path, Outcome]]:
-    """`count` damaged files, each with a number, what was done, where it is (until the next one) and its outcome."""
+    """`count` damaged files, each with a number, its damage, its path (until the next file) and its outcome."""
     bases = [Document.read(write_model(folder / f"{kind}.gguf", spec)) for kind, spec in KINDS.items()]
     path = folder / "damaged.gguf"
     for number in range(count):
@@ -96,7 +96,7 @@ def main() -> int:
 def _kept(
     cases: Iterable[tuple[int, str, Path, Outcome]], seed: int, folder: Path | None
 ) -> Iterator[tuple[int, str, Outcome]]:
-    """The cases without their files, which are copied to `folder` for those that are faults."""
+    """The cases without their files; files of faults are copied to `folder`."""
     for number, words, path, outcome in cases:
         if folder is not None and outcome.is_fault:
             folder.mkdir(parents=True, exist_ok=True)

@@ -104,7 +104,7 @@ _DAMAGES: tuple[Callable[[Random, bytearray], str], ...] = (_flipped, _overwritt
 
 
 def damaged(random: Random, files: Mapping[str, bytes]) -> tuple[str, bytes, str]:
-    """Return the kind of one of the files, its content with damage, and what was done to it."""
+    """Return the kind of a random file, its content with damage, and a description of the damage."""
     kind = random.choice(list(files))
     data = bytearray(files[kind])
     damages = random.choices(_DAMAGES, k=random.choice((1, 1, 2)))
@@ -113,7 +113,7 @@ def damaged(random: Random, files: Mapping[str, bytes]) -> tuple[str, bytes, str
 
 
 def fuzz(seed: int, count: int) -> Iterator[tuple[int, str, Outcome]]:
-    """`count` damaged files, each with a number, what was done, and its outcome."""
+    """`count` damaged files, each with a number, its damage, and its outcome."""
     files = bases()
     for number in range(count):
         kind, data, words = damaged(Random(f"{seed}/{number}"), files)

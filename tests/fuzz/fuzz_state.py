@@ -1,7 +1,7 @@
 """Restores damaged states of sequences: `python -m tests.fuzz.fuzz_state --count 2000 --seed 1`.
 
 The frame around a state is made anew each time, so its checksum is right and llama.cpp's own reader gets the damage.
-Afterwards the sequence must be usable: continued where it was restored, emptied and used anew in every case.
+Afterwards the sequence must be usable: continued after a restore, emptied and used anew in every case.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PROMPT = [10, 20, 30, 40, 50, 60, 70]
 
 
 def damage(random: Random, payload: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.uint8], str]:
-    """A changed copy of a state, and what was changed. Most of the damage goes where the sizes and counts are."""
+    """A changed copy of a state, and a description of the change. Most of the damage hits the sizes and counts."""
     data = bytearray(payload.tobytes())
     choice = random.randrange(8)
     head = random.choice((64, 256, len(data)))
@@ -80,7 +80,7 @@ def use(model: Model, seed: str, unified: bool, partial: bool) -> None:
 
 
 def fuzz(seed: int, count: int, folder: Path) -> Iterator[tuple[int, str, Outcome]]:
-    """`count` damaged states, each with a number, what was done, and its outcome."""
+    """`count` damaged states, each with a number, its damage, and its outcome."""
     models = {kind: Model.load(write_model(folder / f"{kind}.gguf", KINDS[kind])) for kind in STATEFUL}
     for number in range(count):
         name = f"{seed}/{number}"

@@ -1,4 +1,4 @@
-"""Ways to damage a GGUF file: of its bytes, and of what they mean."""
+"""Ways to damage a GGUF file: its bytes, and their meaning."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ def _retype_tensor(random: Random, document: Document) -> str:
 
 
 def _refit_type(random: Random, document: Document) -> str:
-    """Another type with as much data as it needs: what a converter gone wrong would write."""
+    """Another type with a fitting amount of data: the output of a broken converter."""
     tensor = random.choice(document.tensors)
     tensor.type, per_value = random.choice(((24, 1), (25, 2), (26, 4), (27, 8), (28, 8), (30, 2), (1, 2)))
     count = len(tensor.data) // 4

@@ -18,7 +18,7 @@ VARIABLES = (
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandInHub]:
-    """A hub that this process and those it starts use, with caches in the test's folder."""
+    """A hub that this process and its child processes use, with caches in the test's folder."""
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     with StandInHub() as running:

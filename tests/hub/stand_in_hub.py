@@ -67,7 +67,7 @@ def is_large(path: str) -> bool:
 
 @dataclass
 class Fault:
-    """What happens to the next request of a kind.
+    """A failure of the next request of a kind.
 
     status: sent instead of the file; cut_after: bytes of the body until the connection is closed; body: sent instead of the
     file's; held: until it is set, the body waits after cut_after bytes.
@@ -134,7 +134,7 @@ class StandInHub:
         return self.repos[repo]
 
     def fail(self, kind: str, *faults: Fault) -> None:
-        """Have the next requests of a kind fail so, one after the other."""
+        """Have the next requests of a kind fail in this order."""
         self.faults.setdefault(kind, deque()).extend(faults)
 
     def fault(self, kind: str) -> Fault:
@@ -155,7 +155,7 @@ def _handler(hub: StandInHub) -> type[BaseHTTPRequestHandler]:
         protocol_version = "HTTP/1.1"
 
         def log_message(self, *args: object) -> None:
-            """Nothing: tests look at what was seen."""
+            """Log nothing: tests look at the recorded requests."""
 
         def do_HEAD(self) -> None:
             self._answer()

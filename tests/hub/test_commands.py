@@ -42,7 +42,7 @@ def put_ollama(home: Path, name: str, data: bytes) -> Path:
 
 
 def test_pull_writes_the_paths(hub: StandInHub) -> None:
-    """On stdout, one a line, the file to load first; what was chosen is said on stderr."""
+    """On stdout, one a line, the file to load first; the choice is reported on stderr."""
     hub.add("user/tiny", "tiny-Q4_K_M.gguf", "mmproj-F16.gguf")
     result = invoke("pull", "user/tiny")
     model, projector = result.stdout.splitlines()
@@ -199,7 +199,7 @@ def test_rm_leaves_ollamas_models_to_ollama(hub: StandInHub, tmp_path: Path) -> 
 
 
 def test_prune_removes_parts_and_replaced_versions(hub: StandInHub, tmp_path: Path) -> None:
-    """Not what is being downloaded, and not what other programs have in the same cache."""
+    """Neither running downloads, nor other programs' files in the same cache."""
     repo = hub.add("user/tiny", "tiny-Q4_K_M.gguf")
     invoke("pull", "user/tiny")
     repo.files["tiny-Q4_K_M.gguf"] = gguf("newer")
@@ -280,7 +280,7 @@ def test_what_a_download_has_taken_up_meanwhile_is_not_removed(hub: StandInHub, 
 def test_files_of_older_versions_of_llama_cpp_are_shown_and_removed(
     hub: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the path that `list` writes, or by repository and file; with what llama.cpp keeps beside them."""
+    """By the path that `list` writes, or by repository and file; with llama.cpp's files beside them."""
     cache = tmp_path / "llama"
     monkeypatch.setenv("LLAMA_CACHE", str(cache))
     cache.mkdir()
@@ -313,7 +313,7 @@ def test_files_of_older_versions_of_llama_cpp_are_shown_and_removed(
 
 
 def test_files_of_urls_are_shown_and_removed_by_their_url(hub: StandInHub, tmp_path: Path) -> None:
-    """With what is kept beside them."""
+    """With the files beside them."""
     hub.files["tiny.gguf"], hub.tags["tiny.gguf"] = gguf("tiny"), '"1"'
     url = f"{hub.url}/files/tiny.gguf"
     path = Path(invoke("pull", url).stdout.strip())
@@ -338,7 +338,7 @@ def test_rm_takes_the_projector_with_the_last_model(hub: StandInHub, tmp_path: P
 
 
 def test_a_revision_names_what_was_downloaded_of_it(hub: StandInHub) -> None:
-    """A branch or a commit, also where that is the current one."""
+    """A branch or a commit, also if it is the current one."""
     repo = hub.add("user/tiny", "tiny-Q4_K_M.gguf")
     invoke("pull", "user/tiny")
     for revision in ("main", repo.commit):

@@ -1,4 +1,4 @@
-"""What a person sees of a download."""
+"""The terminal's view of a download."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_bytes_of_an_earlier_attempt_are_no_speed(terminal: Terminal) -> None:
 
 @pytest.mark.parametrize("how", ["no terminal", "variable"])
 def test_elsewhere_a_file_is_a_line(terminal: Terminal, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    """In a log, or where bars are switched off."""
+    """In a log, or with bars switched off."""
     stream = terminal if how == "variable" else io.StringIO()
     if how == "variable":
         monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -90,7 +90,7 @@ def test_names_cannot_drive_the_terminal(terminal: Terminal) -> None:
 
 
 def test_a_bar_shows_rate_and_rest(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what arrives now."""
+    """Of the bytes now arriving."""
     seconds = itertools.count(1000.0, 0.5)
     monkeypatch.setattr("rich.console.monotonic", lambda: next(seconds))
     with download_bar(terminal, lambda text: None) as observer:

@@ -1,4 +1,4 @@
-"""Models from a hub: what is requested, what is kept, what goes wrong."""
+"""Models from a hub: requests, stored files, failures."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from paceline.hub.references import hub_settings, parse_reference
 
 
 class Recorder:
-    """An observer that keeps what it is given."""
+    """An observer that keeps its notifications."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -143,7 +143,7 @@ def test_a_new_commit_downloads_only_what_has_changed(hub: StandInHub) -> None:
 
 
 def test_split_sets_and_projectors_are_downloaded_whole(hub: StandInHub) -> None:
-    """All parts side by side; the projector where it is wanted."""
+    """All parts side by side; the projector on request."""
     names = [f"big-Q4_K_M-0000{index}-of-00003.gguf" for index in (1, 2, 3)]
     hub.add("user/big", *names, "mmproj-F16.gguf", "big-Q8_0.gguf")
     found = locate("hf:user/big", projector=True)
@@ -222,7 +222,7 @@ def test_a_complete_part_is_only_verified(hub: StandInHub, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("left", [b"GGUF" + b"x" * 9_996, b"x" * 90_000])
 def test_a_part_that_is_wrong_is_downloaded_anew(hub: StandInHub, tmp_path: Path, left: bytes) -> None:
-    """Its bytes are not those of the file, or there are too many."""
+    """Its bytes differ from the file's, or there are too many."""
     hub.add("user/tiny", "tiny-Q4_K_M.gguf")
     blobs = tmp_path / "hf" / "hub" / "models--user--tiny" / "blobs"
     blobs.mkdir(parents=True)
@@ -232,7 +232,7 @@ def test_a_part_that_is_wrong_is_downloaded_anew(hub: StandInHub, tmp_path: Path
 
 
 def test_a_server_without_ranges_begins_anew(hub: StandInHub) -> None:
-    """200 in place of 206: what has arrived is not doubled."""
+    """200 in place of 206: the bytes so far are not doubled."""
     hub.add("user/tiny", "tiny-Q4_K_M.gguf")
     hub.fail("cdn", Fault(cut_after=20_000), Fault(ignores_range=True))
     assert locate("hf:user/tiny").path.read_bytes() == gguf("tiny-Q4_K_M.gguf")
@@ -275,7 +275,7 @@ def test_an_interrupt_keeps_the_part(hub: StandInHub, tmp_path: Path) -> None:
 
 
 def test_wrong_bytes_are_downloaded_twice_and_then_refused(hub: StandInHub, tmp_path: Path) -> None:
-    """Nothing of them is left, and nothing is where a model would be."""
+    """Nothing of them is left, and there is no file in the model's place."""
     hub.add("user/tiny", "tiny-Q4_K_M.gguf")
     wrong = gguf("something else")
     hub.fail("cdn", Fault(body=wrong), Fault(body=wrong))
@@ -330,7 +330,7 @@ def test_patience_ends(hub: StandInHub, kind: str) -> None:
 
 
 def test_a_gated_repository_needs_a_token(hub: StandInHub) -> None:
-    """The message says where its conditions are, and what to set."""
+    """The message has the address of its conditions, and the variable to set."""
     hub.add("user/gated", "m-Q4_K_M.gguf", gated=True)
     with pytest.raises(AccessDenied, match=f"gated: accept its conditions at {hub.url}/user/gated, .* HF_TOKEN"):
         locate("hf:user/gated")
@@ -361,7 +361,7 @@ def test_a_repository_without_gguf_says_where_to_look(hub: StandInHub) -> None:
 
 
 def test_a_disk_without_space_is_noticed_before(hub: StandInHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is missing and what is free, and where to put the cache instead."""
+    """The missing and the free space, and another place for the cache."""
     hub.add("user/tiny", "tiny-Q4_K_M.gguf")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=10**6, used=10**6 - 1000, free=1000))
     with pytest.raises(DiskFull, match="50000 bytes are missing and 1000 are free.*HF_HOME"):
@@ -391,7 +391,7 @@ def test_a_disk_that_fills_up_keeps_what_has_arrived(
 
 
 def test_a_folder_that_cannot_be_written_is_named(hub: StandInHub, tmp_path: Path) -> None:
-    """Here a file is where the folder should be."""
+    """Here a file is in the place of the folder."""
     hub.add("user/tiny", "tiny-Q4_K_M.gguf")
     cache = tmp_path / "hf" / "hub"
     cache.parent.mkdir()
@@ -438,7 +438,7 @@ def test_two_downloads_of_the_same_file_make_one(hub: StandInHub) -> None:
 
 
 def test_without_a_network_the_cache_is_used(hub: StandInHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a note; a model that is not there is an error that says what to do."""
+    """With a note; a missing model is an error with advice."""
     hub.add("user/tiny", "tiny-Q4_K_M.gguf")
     first = locate("hf:user/tiny")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
@@ -466,7 +466,7 @@ def test_without_its_servers_of_files_the_cache_is_used(hub: StandInHub, fault: 
 
 
 def test_another_revision_or_file_is_no_copy(hub: StandInHub) -> None:
-    """What was named is loaded, or an error is raised."""
+    """The named file is loaded, or an error is raised."""
     repo = hub.add("user/tiny", "tiny-Q4_K_M.gguf", "tiny-Q8_0.gguf")
     locate("hf:user/tiny:Q8_0")
     repo.files["README.md"] = b"new"
@@ -587,7 +587,7 @@ def test_a_listing_that_leads_out_of_the_cache_is_refused(
 
 
 def test_the_projector_is_downloaded_beside_a_model_of_another_program(hub: StandInHub, tmp_path: Path) -> None:
-    """The model is used where it lies."""
+    """The model is used in place."""
     repo = hub.add("user/tiny", "tiny-Q4_K_M.gguf", "mmproj-F16.gguf")
     blob = put_ollama(tmp_path, "tiny:latest", repo.files["tiny-Q4_K_M.gguf"])
     found = locate("hf:user/tiny", projector=True)
@@ -661,7 +661,7 @@ def test_a_body_that_is_longer_than_listed_is_deleted(
 def test_a_body_without_a_length_leaves_a_reserve_of_the_disk(
     hub: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither the listing nor the response has a length: the body ends where 2 % of the disk are free, and is deleted."""
+    """Neither the listing nor the response has a length: the body ends when 2 % of the disk are free, and is deleted."""
     folder = tmp_path / "hf"
 
     def usage(_: object) -> SimpleNamespace:

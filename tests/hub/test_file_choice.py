@@ -50,7 +50,7 @@ def test_the_reason_is_said_where_there_was_a_choice() -> None:
 
 
 def test_without_q4_k_m_what_does_not_fit_is_skipped() -> None:
-    """Q8_0, then the others in order; the smallest where nothing fits. A named one and Q4_K_M are taken anyway."""
+    """Q8_0, then the others in order; the smallest if nothing fits. A named file and Q4_K_M are taken anyway."""
     sizes = {"m-F16.gguf": 160, "m-Q5_K_M.gguf": 55, "m-Q6_K.gguf": 66, "m-Q8_0.gguf": 85}
     files = listing(*sizes, sizes=sizes)
     assert chosen(files, most=90).first.path == "m-Q8_0.gguf"
@@ -74,7 +74,7 @@ def test_all_parts_of_a_split_set_are_chosen_in_order() -> None:
 
 
 def test_the_names_of_a_split_set_follow_from_one() -> None:
-    """For a URL, where nothing can be listed."""
+    """For a URL, from which nothing can be listed."""
     assert split_names("m-00002-of-00002.gguf") == ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"]
     assert split_names("m.gguf") == ["m.gguf"]
 

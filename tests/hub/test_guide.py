@@ -17,7 +17,7 @@ pytestmark = pytest.mark.native
 
 
 def test_every_block_of_the_guide_runs(hub: StandInHub) -> None:
-    """What the page shows works, with the demo model in place of the one that it names."""
+    """The page's snippets work, with the demo model in place of the named model."""
     hub.add("ggml-org/gemma-3-1b-it-GGUF").files["gemma-3-1b-it-Q4_K_M.gguf"] = paceline.demo_model_path().read_bytes()
     names: dict[str, Any] = {}
     blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)

@@ -1,4 +1,4 @@
-"""Models by name where models are loaded: `LLM`, `AsyncLLM`, the commands."""
+"""Models by name in `LLM`, `AsyncLLM` and the commands."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_wrong_options_are_refused_at_once(hub: StandInHub, kind: Any) -> None:
 
 
 def test_a_repository_without_the_scheme_is_a_path(hub: StandInHub) -> None:
-    """The error says how to write the other."""
+    """The error has the right spelling."""
     with pytest.raises(ModelLoadError, match="hf:user/demo"):
         LLM("user/demo")
     assert hub.seen == []
@@ -125,7 +125,7 @@ def test_commands_take_names_for_m(demo: StandInHub) -> None:
 
 
 def test_show_reads_the_header(demo: StandInHub) -> None:
-    """What a person wants to know before loading it."""
+    """The facts that a person wants before loading it."""
     invoke("pull", "user/demo")
     (facts,) = json.loads(invoke("show", "user/demo", "--json").stdout)
     assert facts["architecture"] == "llama"

@@ -62,7 +62,7 @@ def test_what_is_no_reference_is_refused(text: str) -> None:
 
 @given(st.sampled_from(["hf:", "http://", "https://huggingface.co/", "ollama:"]), st.text(max_size=40))
 def test_any_text_is_a_reference_or_refused(scheme: str, rest: str) -> None:
-    """And what is parsed is written as what it was parsed from means."""
+    """And a parsed name is written in the form of its meaning."""
     try:
         found = parse_reference(scheme + rest)
     except InvalidParams:
@@ -89,7 +89,7 @@ def test_a_reference_shows_no_secrets() -> None:
 
 
 def test_settings_follow_the_variables_of_other_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """huggingface_hub's, llama.cpp's and Ollama's; what is given goes first."""
+    """huggingface_hub's, llama.cpp's and Ollama's; an argument comes first."""
     for name in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", "/h")

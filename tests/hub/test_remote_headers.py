@@ -1,4 +1,4 @@
-"""Headers on the network that promise too much, and servers that say what cannot be: an error, soon and in little memory."""
+"""Headers on the network that promise too much, and servers with impossible claims: an error, soon and in little memory."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ ABSURD = {
 @pytest.mark.parametrize("filler", [b"\0", b"\xff", b"\1"])
 @pytest.mark.parametrize("file_bytes", [None, 1 << 20, 1 << 44])
 def test_a_header_that_promises_too_much_takes_little_memory(what: str, filler: bytes, file_bytes: int | None) -> None:
-    """Whatever follows it: it is refused, or said to go on behind what is here; where the file is too short, it is refused."""
+    """With any later bytes it is refused, or reported to go on after the available bytes; too short files are refused."""
     for count in (LARGE, HUGE, 2**64 - 1):
         data = ABSURD[what](count)
         data += filler * ((1 << 20) - len(data))
@@ -106,7 +106,7 @@ def served(monkeypatch: pytest.MonkeyPatch, begin: bytes, total: int | None, *, 
 @pytest.mark.parametrize("total", [None, 1 << 40])
 @pytest.mark.parametrize("what", ABSURD)
 def test_absurd_headers_end_after_a_few_requests(monkeypatch: pytest.MonkeyPatch, what: str, total: int | None) -> None:
-    """By the first where the file is too short for them, else by the third."""
+    """By the first if the file is too short for them, else by the third."""
     for count in (1 << 30, HUGE):
         asked = served(monkeypatch, ABSURD[what](count), total)
         with pytest.raises(ModelLoadError, match=r"m\.gguf: "), model_headers("https://host.invalid/m.gguf"):
@@ -123,7 +123,7 @@ def test_lengths_that_no_model_has_are_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_server_that_sends_less_than_it_has_is_named_as_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else what is missing would be read as zeros."""
+    """Else missing bytes would be read as zeros."""
     served(monkeypatch, array(STRING, 1 << 30), 1 << 40, most=1000)
     with pytest.raises(HubUnavailable, match="sent 1000 of the first"), model_headers("https://host.invalid/m.gguf"):
         pass
@@ -139,7 +139,7 @@ def test_a_server_that_sends_all_of_the_header_has_sent_enough(monkeypatch: pyte
 
 @pytest.mark.parametrize("length", ["²", "٣", "+3", "-3", "1_0", " 3", "0x3", "", "9" * 19, "9" * 5000])
 def test_lengths_are_ascii_digits(length: str) -> None:
-    """Of which the largest that are believed are those of a thousand petabytes."""
+    """The largest accepted length is a thousand petabytes."""
     assert whole_number(length) is None
     assert content_range(f"bytes {length}-9/10") == (None, None)
     assert content_range(f"bytes 0-9/{length}") == (0, None)

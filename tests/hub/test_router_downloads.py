@@ -32,7 +32,7 @@ def router(*argv: str) -> RunningServer:
 
 
 def follow(server: RunningServer, act: Callable[[], Any], last: str) -> list[dict[str, Any]]:
-    """Act, and return the events up to one of this name."""
+    """Act, and return the events up to an event of this name."""
     seen: list[dict[str, Any]] = []
     with server.client() as client, client.stream("GET", "/models/sse") as response:
         lines = response.iter_lines()
@@ -105,7 +105,7 @@ def test_a_file_of_a_preset_is_not_deleted(hub: StandInHub, tmp_path: Path, key:
 
 
 def test_what_the_hub_does_not_have_is_refused_at_once(hub: StandInHub) -> None:
-    """And what is no name of a repository."""
+    """And an invalid name of a repository."""
     hub.add("user/demo").files["demo-Q8_0.gguf"] = b"GGUF"
     with router() as server, server.client() as client:
         assert client.post("/models", json={"model": "user/nothing"}).status_code == 404

@@ -139,7 +139,7 @@ def test_a_split_set_is_downloaded_from_any_of_its_parts(hub: StandInHub) -> Non
 
 
 def test_a_page_is_no_model(hub: StandInHub, tmp_path: Path) -> None:
-    """Such as the one about a file, or of a network that wants a login."""
+    """For example a file's page, or a login page of a network."""
     hub.files["m.gguf"] = b"<!DOCTYPE html><html>" + b" " * 1000
     with pytest.raises(DownloadError, match="no GGUF file: it begins with b'<!DOCTYPE"):
         locate(f"{hub.url}/files/m.gguf")
@@ -150,7 +150,7 @@ def test_a_page_is_no_model(hub: StandInHub, tmp_path: Path) -> None:
     ("status", "error"), [(404, ModelNotFound), (401, AccessDenied), (403, AccessDenied), (400, HubUnavailable)]
 )
 def test_statuses_are_errors_of_ours(hub: StandInHub, status: int, error: type[Exception]) -> None:
-    """With the address, and without what is secret in it."""
+    """With the address, without its secrets."""
     hub.fail("file", Fault(status=status))
     with pytest.raises(error, match=str(status)) as raised:
         locate(f"http://me:secret@127.0.0.1:{hub.port}/files/m.gguf?signature=hidden")
@@ -170,7 +170,7 @@ def test_a_server_that_cannot_be_reached_is_an_error_soon(hub: StandInHub, place
 
 
 def test_a_password_of_a_url_stays_with_its_host(hub: StandInHub) -> None:
-    """Where the server redirects to another one, that gets none."""
+    """If the server redirects to another server, the other gets none."""
     hub.files["m.gguf"] = gguf("m")
     hub.fail("file", Fault(status=302, headers={"Location": f"http://localhost:{hub.port}/files/m.gguf"}))
     locate(f"http://me:secret@127.0.0.1:{hub.port}/files/m.gguf")

@@ -16,7 +16,7 @@ from paceline import _native
 
 
 def main() -> int:
-    """Return 0 where every test ended as the list has it."""
+    """Return 0 if every test ended as listed."""
     parser = argparse.ArgumentParser(prog="python -m tests.llama_server", description=__doc__)
     parser.add_argument("tests", nargs="*", help="texts of which a test's id has one; without any, all tests")
     parser.add_argument("--jobs", type=int, default=2, help="tests that run at once (default: 2)")

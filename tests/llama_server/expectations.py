@@ -16,7 +16,7 @@ _OUTCOMES = {PASSES: "passed", SKIPS: "skipped", DIFFERS: "failed", NEEDS: "fail
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What is expected of one test. status: passes, skips (by itself), differs (on purpose) or needs (what is not built yet).
+    """The expected outcome of a test. status: passes, skips (by itself), differs (on purpose) or needs (a missing feature).
 
     reason: a key among the reasons of `differs` and `needs`.
     """
@@ -63,7 +63,7 @@ class Expectations:
 
 
 def listed(outcomes: Mapping[str, str], known: Expectations) -> str:
-    """Return the text of the list for these outcomes: what did not change keeps its reason, what fails anew has none yet."""
+    """Return the text of the list for these outcomes: unchanged entries keep their reason, new failures have none yet."""
     lines: list[str] = []
     for status in (DIFFERS, NEEDS):
         lines += [f"[{status}]", *(f"{key} = {_quoted(why)}" for key, why in known.reasons[status].items()), ""]

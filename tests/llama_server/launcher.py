@@ -1,7 +1,7 @@
 """Runs `paceline serve` with the flags that llama-server's tests give.
 
-Repositories on the web become stand-ins, and what llama-server does by default and paceline does on request is requested.
-Everything else is passed on as it is. `python -m tests.llama_server.launcher SOCKET` has servers forked, see `fork_server`.
+Repositories on the web become stand-ins, and behaviour that llama-server has by default and paceline on request is requested.
+Everything else is passed on unchanged. `python -m tests.llama_server.launcher SOCKET` has servers forked, see `fork_server`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DELAY_S = 2.0
 
 
 def serve_arguments(arguments: Sequence[str], models: Mapping[str, str]) -> list[str]:
-    """Return the arguments of `paceline serve` for those of llama-server. models: paths of the stand-ins."""
+    """Return the arguments of `paceline serve` for llama-server's arguments. models: paths of the stand-ins."""
     kept: list[str] = []
     origin = {"--hf-repo": "", "--hf-file": ""}
     rest = iter(arguments)
@@ -58,7 +58,7 @@ def run(arguments: list[str]) -> None:
 
 
 def _delay_routed_requests() -> None:
-    """Let requests take longer that a router hands on, as llama-server does where its tests ask for it."""
+    """Delay requests that a router hands on, as llama-server does if its tests ask for it."""
     from paceline.server.router.model_dispatch import ModelDispatch
 
     entered = ModelDispatch._entered

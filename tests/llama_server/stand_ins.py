@@ -1,7 +1,7 @@
-"""Tiny models in place of those that llama-server's tests download: the same kinds, written when they are needed.
+"""Tiny models in place of the downloads of llama-server's tests: the same kinds, written when they are needed.
 
 Each is found by the name of the repository and the file that a test gives. Their vocabularies cut the prompts of the tests into
-as many tokens as those of the models, and what they generate has the words that the tests look for: what is tested is a server.
+as many tokens as the real models' do, and their texts have the words that the tests look for: the server is tested.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _WORD_PIECES = (
 
 @lru_cache
 def sentence_piece(*extra: str) -> SpecVocabulary:
-    """Return a vocabulary as Llama's: `<s>` is token 1, bytes, letters, pieces of words, and what is generated.
+    """Return a vocabulary like Llama's: `<s>` is token 1, bytes, letters, pieces of words, and the generated words.
 
     All other tokens are hardly ever generated. extra: more control tokens: of prefix, suffix, middle, and the end of a turn.
     """
@@ -167,7 +167,7 @@ _CACHED = {
 
 
 def write_cache(folder: Path) -> None:
-    """Write what the tests of the router have downloaded before, as huggingface_hub's cache has it."""
+    """Write the earlier downloads of the router's tests, in the form of huggingface_hub's cache."""
     for repository, (file, name) in _CACHED.items():
         repo = folder / f"models--{repository.replace('/', '--')}"
         commit = "0" * 40
@@ -178,5 +178,5 @@ def write_cache(folder: Path) -> None:
 
 
 def write_download(url: str, path: Path) -> Path:
-    """Write what stands in for the file behind a URL. Raises `KeyError` where nothing does."""
+    """Write the stand-in for the file of a URL. Raises `KeyError` if there is none."""
     return _DOWNLOADS[url.rpartition("/")[2]](path)

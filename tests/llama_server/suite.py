@@ -68,7 +68,7 @@ class Suite:
         return [name.removeprefix("unit/") for name in _NODE_ID.findall(run.stdout)]
 
     def run(self, tests: Sequence[str], *, jobs: int = 1) -> dict[str, str]:
-        """Run tests, and return the outcome of each: passed, failed or skipped; failed where it did not end."""
+        """Run tests, and return the outcome of each: passed, failed or skipped; failed if it did not end."""
         shares = [list(tests[number::jobs]) for number in range(jobs)]
         command = [sys.executable, "-m", "tests.llama_server.launcher", str(self._socket)]
         with (self._folder / "fork-server.txt").open("wb") as log:

@@ -41,7 +41,7 @@ def test_every_test_is_in_the_list(suite: Suite) -> None:
 
 
 def test_every_reason_is_given_and_used() -> None:
-    """What fails has a reason of its status, what passes has none."""
+    """Failures have a reason of their status, passes have none."""
     expectations = Expectations.read()
     used = {(test.status, test.reason) for test in expectations.tests.values() if test.status in (DIFFERS, NEEDS)}
     assert used == {(status, key) for status, reasons in expectations.reasons.items() for key in reasons}
@@ -57,14 +57,14 @@ def test_a_sample_ends_as_the_list_has_it(suite: Suite) -> None:
 
 
 def test_a_test_that_ends_otherwise_is_a_contradiction() -> None:
-    """In either direction, and where it is not in the list."""
+    """In either direction, and if it is not in the list."""
     expectations = Expectations({"a": Expectation(PASSES), "b": Expectation(NEEDS, "x"), "c": Expectation(PASSES)}, {})
     found = expectations.contradictions({"a": "failed", "b": "passed", "c": "passed", "d": "skipped"})
     assert [line.partition(":")[0] for line in found] == ["a", "b", "d"]
 
 
 def test_an_updated_list_keeps_reasons(tmp_path: Path) -> None:
-    """Of what still fails; what fails anew has to be given one."""
+    """Of remaining failures; new failures have to be given a reason."""
     reasons = {DIFFERS: {"why": "because"}, NEEDS: {}}
     known = Expectations({"f.py::a": Expectation(DIFFERS, "why"), "f.py::b": Expectation(PASSES)}, reasons)
     path = tmp_path / "list.toml"
@@ -76,7 +76,7 @@ def test_an_updated_list_keeps_reasons(tmp_path: Path) -> None:
 
 
 def test_a_repository_becomes_a_stand_in_and_other_flags_stay() -> None:
-    """With llama-server's defaults where paceline's differ."""
+    """With llama-server's defaults if paceline's differ."""
     models = {"some/model/": "a.gguf", "some/model/folder/file": "b.gguf"}
     cors = ["--cors-origins", "*", "--cors-credentials"]
     assert serve_arguments(["--port", "1", "--hf-repo", "some/model", "--offline", "--metrics"], models) == [

@@ -33,7 +33,7 @@ def aborting(context: Context, *, after_s: float = 0.0) -> Iterator[None]:
 
 
 def check_aborted_passes(context: Context, start: list[int], more: list[int]) -> None:
-    """Check that a sequence with the tokens `start` is where it was, and goes on as it would have, after aborts of `more`.
+    """Check that a sequence with the tokens `start` is unchanged, and goes on as without them, after aborts of `more`.
 
     context: empty; computes `more` in one pass.
     """

@@ -1,4 +1,4 @@
-"""Run what might end the process, or never end, in a process of its own."""
+"""Run code that might end the process, or never end, in a process of its own."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ _CLASS_ROW: Final = re.compile(r"^\| ([a-z ]+) \| ((?:`[^`]+`(?:, )?)+) \|", re.
 
 
 def chosen() -> tuple[str, ...]:
-    """Return the files to try: the sample, or what PACELINE_ARCHITECTURES names: "all", or some, separated by commas."""
+    """Return the files to try: the sample, or those of PACELINE_ARCHITECTURES: "all", or names separated by commas."""
     wanted = os.environ.get(_VARIABLE, "")
     known = ALL + OURS
     names = known if wanted == "all" else tuple(wanted.split(",")) if wanted else SAMPLE
@@ -108,7 +108,7 @@ class ArchitectureTool:
 
 
 def build_architecture_tool(folder: Path) -> ArchitectureTool:
-    """Compile the tool in `folder`; skips the test where a compiler, the source or the libraries are not at hand."""
+    """Compile the tool in `folder`; skips the test if a compiler, the source or the libraries are missing."""
     source = source_folder()
     includes = [f"-I{source / part}" for part in ("common", "include", "ggml/include")]
     return ArchitectureTool(build_tool(folder / "test-llama-archs", ["tests/test-llama-archs.cpp"], includes))

@@ -1,7 +1,7 @@
-"""Tries one model file as a user would, and writes what came of it as JSON: run by test_architectures.py, a process a file.
+"""Tries one model file as a user would, and writes the results as JSON: run by test_architectures.py, a process a file.
 
-Each way of generating is compared with prompts that are computed alone and without a cache: whether the tokens are the same,
-and how far their log-probabilities are off.
+Each way of generating is compared with prompts that are computed alone and without a cache: equality of the tokens, and the
+largest difference of their log-probabilities.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def ids(count: int, seed: int) -> list[int]:
 
 
 class Probe:
-    """The ways of generating with one model, each compared with what is computed alone."""
+    """The ways of generating with one model, each compared with computing alone."""
 
     def __init__(self, model: Model, num_slots: int, folder: str) -> None:
         self._model, self._folder = model, folder
@@ -49,7 +49,7 @@ class Probe:
         self._sampling: dict[str, Any] = {}
 
     def found(self) -> dict[str, Any]:
-        """Return what came of each way."""
+        """Return the result of each way."""
         with self._engine() as llm:
             alone = self._alone(llm)
             return {
@@ -119,7 +119,7 @@ class Probe:
         return found
 
     def _forked(self, llm: LLM) -> dict[str, Any]:
-        """Prompts that continue what a running request has generated, and that request itself."""
+        """Prompts that continue the tokens of a running request, and that request itself."""
         prompt, generated = ids(_COMMON, 2), []
         stream = llm.stream(prompt, **self._sampling, max_tokens=100, max_buffered_tokens=_BEFORE_FORK)
         while len(generated) < _BEFORE_FORK and not isinstance(chunk := stream.get(), Nothing):
@@ -156,7 +156,7 @@ class Probe:
         return max(abs(one[token] - other[token]) for token in one.keys() & other.keys())
 
     def _preempted(self) -> dict[str, Any]:
-        """Twice as many cells are needed as there are; those who make way are saved, and go on."""
+        """Twice as many cells are needed as there are; preempted sequences are saved, and go on."""
         prompts = [ids(60, seed) for seed in range(30, 34)]
         with self._engine(n_ctx=256) as llm:
             found = llm.generate(prompts, **self._sampling, max_tokens=60, cache_prompt=True)
@@ -202,7 +202,7 @@ def _compared(found: Sequence[Completion], expected: Sequence[Completion]) -> di
 
 
 def embedded(model: Model, num_slots: int) -> dict[str, Any]:
-    """How wide the vectors of texts are and how far those together are off those alone, or why there are none."""
+    """Return the width of vectors of texts and the difference of batched from single vectors, or the reason for none."""
     texts = [[token % 100 for token in prompt[:100]] for prompt in _prompts()[1:]]
     try:
         with LLM(model, n_threads=1, num_slots=num_slots) as llm:
@@ -218,7 +218,7 @@ def embedded(model: Model, num_slots: int) -> dict[str, Any]:
 
 
 def facts(model: Model, num_slots: int) -> dict[str, Any]:
-    """What the runtime reports of the model's memory."""
+    """Return the runtime's facts about the model's memory."""
     result: dict[str, Any] = {"architecture": model.native.architecture, "memory": model.memory_class.value}
     if model.has_decoder and not model.has_encoder:
         with Context(model, n_ctx=256, n_seq_max=num_slots, n_threads=1) as context:
@@ -227,7 +227,7 @@ def facts(model: Model, num_slots: int) -> dict[str, Any]:
 
 
 def probe(path: str, num_slots: int = 4, *, generates: bool = True) -> dict[str, Any]:
-    """Return what came of each way, or "refused" with the error."""
+    """Return the result of each way, or "refused" with the error."""
     result: dict[str, Any] = {}
     try:
         with Model.load(path) as model, tempfile.TemporaryDirectory() as folder:

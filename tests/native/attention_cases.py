@@ -1,4 +1,4 @@
-"""Single attention operations for tests, and what they should give by the formula."""
+"""Single attention operations for tests, and their results by the formula."""
 
 from __future__ import annotations
 

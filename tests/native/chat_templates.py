@@ -1,4 +1,4 @@
-"""Chat templates of our own, in the manners of those that models come with."""
+"""Chat templates of our own, in the manner of real models' templates."""
 
 from __future__ import annotations
 
@@ -120,5 +120,5 @@ def demo() -> Model:
 
 
 def text_of(template: str, content: str = "hello", **kwargs: Any) -> str:
-    """Return what a template makes of one message."""
+    """Return a template's rendering of one message."""
     return ChatFormat(demo(), template).render([{"role": "user", "content": content}], kwargs=kwargs or None).text

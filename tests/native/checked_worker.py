@@ -1,4 +1,4 @@
-"""Has a worker check itself after every tick: loaded there by name, as an instrument. What is wrong fails the tick."""
+"""Has a worker check itself after every tick: loaded there by name, as an instrument. An error fails the tick."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paceline.scheduling.records import Event
 
 
 class CheckEveryTick(Instrument):
-    """Its construction is what counts."""
+    """Only its construction matters."""
 
     def __init__(self) -> None:
         tick = Engine.tick
@@ -23,7 +23,7 @@ class CheckEveryTick(Instrument):
 
 
 def check(engine: Engine) -> None:
-    """Slots, sequence ids and saved bytes add up, and the context holds what the scheduler takes it to hold."""
+    """Slots, sequence ids and saved bytes add up, and the context holds the scheduler's sequences."""
     scheduler, backend = engine.scheduler, engine.executor._backend
     cache, limits = scheduler.kv_cache, scheduler._limits
     scheduler.check()

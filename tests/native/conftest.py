@@ -15,7 +15,7 @@ TinyModels = Callable[..., Path]
 
 @pytest.fixture(scope="session")
 def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
-    """`tiny_models("llama")`, `tiny_models(LlamaSpec(n_layer=3), seed=1, weights="Q8_0")`: the path of such a model."""
+    """`tiny_models("llama")`, `tiny_models(LlamaSpec(n_layer=3), seed=1, weights="Q8_0")`: the path of the model."""
     folder = tmp_path_factory.mktemp("tiny-models")
     written: dict[tuple[ModelSpec, int, WeightType], Path] = {}
 

@@ -1,4 +1,4 @@
-"""What tests of contexts share."""
+"""Parts that tests of contexts share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of grammars share."""
+"""Parts that tests of grammars share."""
 
 from __future__ import annotations
 

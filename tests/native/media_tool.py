@@ -14,7 +14,7 @@ _SOURCES = ("tools/mtmd/mtmd-cli.cpp", "tools/mtmd/mtmd-helper.cpp", _OWN)
 
 
 class MediaTool:
-    """Writes greedily about an image or audio, for a model with the `numbered` vocabulary, whose text says its token ids."""
+    """Writes greedily about an image or audio, for a model with the `numbered` vocabulary: its text has its token ids."""
 
     def __init__(self, program: Path) -> None:
         self._program = program
@@ -32,7 +32,7 @@ class MediaTool:
 
 
 def build_media_tool(folder: Path) -> MediaTool:
-    """Compile the tool in `folder`; skips the test where a compiler, the source or the libraries are not at hand."""
+    """Compile the tool in `folder`; skips the test if a compiler, the source or the libraries are missing."""
     includes = [source_folder() / name for name in ("common", "vendor", "tools/mtmd")]
     flags = [part for include in includes for part in ("-I", str(include))]
     return MediaTool(build_tool(folder / "mtmd-cli", _SOURCES, flags, libraries=[libmtmd_entry() / "lib/libmtmd.a"]))

@@ -22,7 +22,7 @@ static llama_context_params one_thread() {
 
 
 class ReferenceTool:
-    """Writes greedily from a prompt of a model with the `numbered` vocabulary, whose text says its token ids."""
+    """Writes greedily from a prompt of a model with the `numbered` vocabulary: its text has its token ids."""
 
     def __init__(self, program: Path) -> None:
         self._program = program
@@ -40,7 +40,7 @@ class ReferenceTool:
 
 
 def build_reference_tool(folder: Path) -> ReferenceTool:
-    """Compile the tool in `folder`; skips the test where a compiler, the source or the libraries are not at hand."""
+    """Compile the tool in `folder`; skips the test if a compiler, the source or the libraries are missing."""
     shim = folder / "one_thread.h"
     shim.write_text(_ONE_THREAD)
     return ReferenceTool(build_tool(folder / "simple", ["examples/simple/simple.cpp"], ["-include", str(shim)]))

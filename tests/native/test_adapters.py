@@ -35,7 +35,7 @@ def logits(context: Context) -> np.ndarray:
 
 
 def test_an_adapter_changes_what_comes_out_and_removing_it_changes_it_back(model: Model, adapter: Adapter) -> None:
-    """Scale 1 differs, half the scale lies between, none is the model itself; the list says what applies."""
+    """Scale 1 differs, half the scale lies between, none is the model itself; the list has the applied scales."""
     with Context(model, n_ctx=256, n_threads=1) as context:
         plain = logits(context)
         context.set_adapters({adapter: 1.0})
@@ -51,7 +51,7 @@ def test_an_adapter_changes_what_comes_out_and_removing_it_changes_it_back(model
 
 
 def test_scale_zero_is_no_adapter(model: Model, adapter: Adapter) -> None:
-    """With scale 0 the model computes what it computes without."""
+    """With scale 0 the model computes the same as without."""
     with Context(model, n_ctx=256, n_threads=1) as context:
         plain = logits(context)
         context.set_adapters({adapter: 0.0})

@@ -68,7 +68,7 @@ def tool(tmp_path_factory: pytest.TempPathFactory) -> ArchitectureTool:
 
 
 def tried(path: Path, **options: Any) -> dict[str, Any]:
-    """Return what a process of its own found out about a file; it has to end well."""
+    """Return the findings of a process of its own about a file; it has to end well."""
     command = [sys.executable, "-m", "tests.native.architecture_probe", str(path), json.dumps(options)]
     env = {**os.environ, "GGML_NO_BACKTRACE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=240, cwd=ROOT)
@@ -78,7 +78,7 @@ def tried(path: Path, **options: Any) -> dict[str, Any]:
 
 
 def check_way(found: dict[str, Any], way: str, tolerance: float) -> None:
-    """The tokens are those that are computed alone, and as likely."""
+    """The tokens equal those computed alone, and are as likely."""
     assert "refused" not in found[way], (way, found[way])
     assert found[way]["same"], way
     assert found[way]["off"] <= tolerance, way
@@ -92,7 +92,7 @@ def check_embedded(found: dict[str, Any]) -> None:
 
 
 def check_class(found: dict[str, Any]) -> str:
-    """Return the class that docs/models.md has the architecture in; it is the one that the runtime reports."""
+    """Return the architecture's class in docs/models.md; it equals the runtime's report."""
     (documented,) = [name for name, ones in documented_classes().items() if found["architecture"] in ones]
     memory = str(found["memory"]).replace("_", " ")
     is_whole = memory in ("sliding window", "hybrid") and not found["has_state_apart"]
@@ -104,7 +104,7 @@ def check_class(found: dict[str, Any]) -> str:
 def test_an_architecture_computes_the_same_in_every_way(tool: ArchitectureTool, tmp_path: Path, name: str) -> None:
     """Batched, cached, shared while running, forked, in choices, preempted, from a file: all as alone and computed.
 
-    Log-probabilities may be off by a fiftieth of what the first tokens of a prompt change; less than a thousandth is usual.
+    Log-probabilities may be off by a fiftieth of the change by a prompt's first tokens; less than a thousandth is usual.
     """
     with tool.file(name, tmp_path) as path:
         found = tried(path, num_slots=1 if name in ONE_SEQUENCE else 4)
@@ -141,7 +141,7 @@ def test_a_diffusion_model_is_refused_as_what_it_is(tool: ArchitectureTool, tmp_
 
 @pytest.mark.parametrize("name", [name for name in chosen() if name in ENCODERS])
 def test_an_encoder_does_not_generate(tool: ArchitectureTool, tmp_path: Path, name: str) -> None:
-    """It embeds; a request to generate raises `Unsupported`, which says what the model is for."""
+    """It embeds; a request to generate raises `Unsupported` with the purpose of the model."""
     with tool.file(name, tmp_path) as path:
         found = tried(path)
     assert check_class(found) == "none"
@@ -183,7 +183,7 @@ def test_a_pass_with_two_sequences_is_refused_where_it_would_abort(tool: Archite
 
 
 def test_a_context_of_a_diffusion_model_calls_it_one(tool: ArchitectureTool, tmp_path: Path) -> None:
-    """`decode` raises `Unsupported` with the architecture and what it is, and no word of encoders."""
+    """`decode` raises `Unsupported` with the architecture and its kind, and no word of encoders."""
     with tool.file("dream-dense", tmp_path) as path:
         lines = run_apart(PASSES, path)
     assert all(line.startswith("Unsupported: the architecture dream is a diffusion model") for line in lines)
@@ -210,7 +210,7 @@ def test_positions_end_with_a_learned_table(tool: ArchitectureTool, tmp_path: Pa
 
 @pytest.mark.parametrize("name", ["bloom-dense", "jais-dense", "refact-dense", "refact-moe"])
 def test_positions_without_a_table_end_with_the_context(tool: ArchitectureTool, tmp_path: Path, name: str) -> None:
-    """A model with ALiBi and no table starts, and a context of it goes beyond what it was trained for."""
+    """A model with ALiBi and no table starts, and a context of it goes beyond its trained length."""
     with tool.file(name, tmp_path) as path:
         lines = run_apart(LOADED, path, 512, 400)
     assert lines == ["256 5", "512", "None", "None"]

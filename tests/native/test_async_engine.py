@@ -139,7 +139,7 @@ def test_the_loop_goes_on_while_a_model_loads_and_a_prompt_is_computed() -> None
 
 
 def test_a_list_may_be_longer_than_the_queue_and_each_has_its_outcome(tiny_models: TinyModels) -> None:
-    """What is refused is tried again when there is room; a failure is raised with all outcomes."""
+    """Refused requests are tried again when there is room; a failure is raised with all outcomes."""
 
     async def main() -> None:
         async with AsyncLLM(tiny_models("llama"), **{**SMALL, "num_slots": 1}, max_queue=1, when_full="refuse") as llm:
@@ -243,7 +243,7 @@ def test_closing_ends_what_runs(tiny_models: TinyModels) -> None:
 
 
 def test_a_model_that_cannot_be_loaded_raises_and_can_be_closed(tmp_path: Path) -> None:
-    """Every call raises; closing what never was opened is a no-op."""
+    """Every call raises; closing an unopened engine is a no-op."""
     bad = tmp_path / "bad.gguf"
     bad.write_bytes(b"nothing")
 
@@ -292,7 +292,7 @@ def test_a_request_that_is_cancelled_while_the_model_loads_leaves_the_load_to_ot
 
 
 def test_a_channel_of_the_callers_is_attached_on_entering_and_once(tiny_models: TinyModels) -> None:
-    """A used one is refused by the call, or on entering where another request got it meanwhile; neither loads a model."""
+    """A used channel is refused by the call, or on entering if another request got it meanwhile; neither loads a model."""
 
     async def main() -> None:
         async with AsyncLLM(tiny_models("llama"), **SMALL) as llm:

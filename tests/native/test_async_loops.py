@@ -30,7 +30,7 @@ Isolation = Literal["thread", "process"]
 
 @pytest.fixture(params=["thread", "process"])
 def isolation(request: pytest.FixtureRequest) -> Isolation:
-    """Where the engine computes."""
+    """The place where the engine computes."""
     return request.param  # type: ignore[no-any-return]
 
 

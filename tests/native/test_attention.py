@@ -83,9 +83,9 @@ KINDS = ["causal", "sequences", "interleaved", "random", "mixed", "numbers"]
 def test_a_row_does_not_depend_on_what_is_computed_beside_it(
     kind: str, cells: int, tokens: int, heads: dict[str, int]
 ) -> None:
-    """The same bits alone and in a batch, with one thread and with more, whatever the other rows are.
+    """The same bits alone and in a batch, with one thread and with more, for any other rows.
 
-    Cells are in the lanes of vectors where a token is alone, rows of several tokens beside others that see the same cells.
+    Cells are in the lanes of vectors if a token is alone; rows of several tokens if others see the same cells.
     """
     one = make({**LARGE, "tokens": tokens, "cells": cells, **heads}, kind)
     assert_rows_are_those_of_tokens_alone(one, (0, 13, tokens - 1))

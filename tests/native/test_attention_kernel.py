@@ -43,7 +43,7 @@ def test_the_kernel_can_be_chosen() -> None:
 
 
 def test_the_choice_may_change_at_any_time() -> None:
-    """While operations run on several threads: each is computed by one of the two, whole."""
+    """While operations run on several threads: each is computed by a single kernel of the two."""
     passes = [make({**LARGE, "tokens": tokens, "cells": 700}, "causal") for tokens in (1, 9, 70)]
     wanted = [reference(item) for item in passes]
     is_over = threading.Event()

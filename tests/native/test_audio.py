@@ -74,7 +74,7 @@ def ultravox(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("rate", [16000, 24000])
 def test_samples_are_those_of_the_file(rate: int) -> None:
-    """As they are where the rate is the model's: integers are divided by 32768, channels are averaged."""
+    """Unchanged if the rate is the model's: integers are divided by 32768, channels are averaged."""
     stereo = tone(0.3, rate, channels=2)
     expected = int16(stereo).astype(np.float32).mean(axis=1) / 32768
     for data in (wav_file(int16(stereo), rate), flac_file(int16(stereo), rate)):
@@ -107,7 +107,7 @@ def test_an_mp3_is_decoded_to_the_length_that_it_promises() -> None:
 
 
 def test_damaged_audio_is_refused() -> None:
-    """Where frames are missing or overwritten, or are of another rate than the header's; then a whole file is decoded."""
+    """If frames are missing or overwritten, or are of another rate than the header's; then a whole file is decoded."""
     whole = flac_file(int16(tone(2.0)))
     scrambled = whole[:20_000] + bytes(40_000) + whole[60_000:]
     for data, words in (
@@ -263,7 +263,7 @@ def test_sizes_that_the_tensors_do_not_have_are_refused(
 
 
 def expected_ids(files: tuple[Path, Path], before: str, samples: Any, after: str, count: int = 10) -> list[int]:
-    """What a context generates that is given the texts and the embeddings one after another."""
+    """Return a context's generated tokens, given the texts and the embeddings in order."""
     with Model.load(files[0]) as model, MediaProjector.load(files[1], model, n_threads=1) as projector:
         with Context(model, n_ctx=2048, n_batch=512, n_ubatch=512, n_seq_max=2, **EXACT) as context:
             sampler, position = Sampler(SamplingParams(temperature=0, ignore_eos=True), model), 0
@@ -377,7 +377,7 @@ def test_the_same_sound_is_encoded_once(ultravox: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("kind", SMALL)
 def test_audio_that_has_to_make_way_is_computed_again(files: tuple[Path, Path]) -> None:
-    """In a memory for two of them, with eight at once that share it: each generates what it does alone."""
+    """In a memory for two of them, with eight at once that share it: each generates the same as alone."""
     prompts = [["hello", Audio(tone(1.0, pitch=200 * seed), 16000), QUESTION] for seed in (1, 2, 3, 4)] * 2
     options = {**GREEDY, "max_tokens": 40}
     with LLM(files[0], cache_prompt=False, **ENGINE) as llm:
@@ -440,7 +440,7 @@ def test_requests_go_on_in_the_next_worker(ultravox: Path) -> None:
 def test_every_block_of_the_guide_runs(
     files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What it shows works."""
+    """Its snippets work."""
     page = Path(__file__).parents[2] / "docs/guide/audio.md"
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     monkeypatch.chdir(files[0].parent)

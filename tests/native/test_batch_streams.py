@@ -147,7 +147,7 @@ def test_what_does_not_match_the_prompts_is_refused_before_anything_runs(
 
 
 def test_used_channels_are_refused_and_new_ones_stay_new(llm: LLM) -> None:
-    """Also where the second of two has served before."""
+    """Also if the second of two has served before."""
     used, new = StreamChannel.create(), StreamChannel.create()
     list(llm.stream("a", channel=used, **GREEDY))
     with pytest.raises(InvalidParams, match="this channel is finished"):

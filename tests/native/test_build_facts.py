@@ -1,4 +1,4 @@
-"""The build facts that the core reports, and those that it must not reveal."""
+"""The build facts that the core reports, and facts that it must not reveal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_core_names_no_folder_of_its_builder() -> None:
 
 
 def test_folders_are_shown_below_the_current_home_folder(tmp_path: Path) -> None:
-    """What was built in a home folder is looked for in that of the user who runs it."""
+    """A path in the builder's home folder is looked for in the current user's home."""
     code = "from paceline.runtime import build_info; print(build_info().cache_dir)"
     env = {**os.environ, "HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True, timeout=60)

@@ -96,7 +96,7 @@ class Follower:
 
 
 def spelt(chat: ChatFormat, prompt: RenderedPrompt, *calls: Mapping[str, Any]) -> str | None:
-    """Return calls as the template spells them in a conversation; None where its parser does not read them so."""
+    """Return calls as the template spells them in a conversation; None if its parser does not read them so."""
     made = [
         {"id": f"12345678{n}", "type": "function", "function": {"name": "order", "arguments": json.dumps(call)}}
         for n, call in enumerate(calls)
@@ -137,7 +137,7 @@ def request_for(chat: ChatFormat, **options: Any) -> ChatRequest | None:
 def test_arguments_are_held_to_their_schema_in_every_format(
     llama_cpp_source: Path, compiler: ConstraintCompiler
 ) -> None:
-    """As the template spells calls: those that conform are possible, and those that violate a bound are not."""
+    """In the template's spelling of calls: conforming calls are possible, and calls that violate a bound are not."""
     num_spelt, not_held = 0, set()
     for name, chat in formats(llama_cpp_source).items():
         request = request_for(chat)
@@ -176,7 +176,7 @@ JSON_FORMAT, TAGGED, BARE = "Qwen-Qwen2.5-7B-Instruct", "Qwen3-Coder", "meta-lla
 def test_calls_that_are_required_are_held_as_well(
     llama_cpp_source: Path, compiler: ConstraintCompiler, name: str, options: dict[str, Any]
 ) -> None:
-    """From the first token on; a second call only where several may come."""
+    """From the first token on; a second call only if several are allowed."""
     chat = formats(llama_cpp_source)[name]
     request = request_for(chat, **options)
     assert request is not None
@@ -243,7 +243,7 @@ def test_arguments_with_longer_bounds_have_longer_numbers(llama_cpp_source: Path
 def test_a_call_that_ends_thinking_is_held(
     llama_cpp_source: Path, compiler: ConstraintCompiler, name: str, choice: str
 ) -> None:
-    """In formats where thinking ends where a call begins."""
+    """In formats with thinking that ends when a call begins."""
     request = request_for(formats(llama_cpp_source)[name], tool_choice=choice)
     assert request is not None
     text = (
@@ -311,7 +311,7 @@ HOSTILE_TEXTS: list[tuple[dict[str, Any], str]] = [
 def test_plain_text_is_relaxed_where_it_cannot_be_held(
     llama_cpp_source: Path, schema: dict[str, Any], pointer: str
 ) -> None:
-    """Arguments of some formats are text without quotes: a warning says what is not enforced there."""
+    """Arguments of some formats are text without quotes: a warning names the parts that are not enforced."""
     tools = [tool_of("f", type="object", properties={"a": schema, "b": {"type": "integer"}}, required=["a"])]
     request = prepare_chat(formats(llama_cpp_source)[TAGGED], next_turn(ASKED), ChatOptions(tools=tools))
     assert request.params.call_grammar is not None
@@ -328,7 +328,7 @@ def tagged(tool: str, **arguments: Any) -> str:
 def test_references_of_arguments_lead_into_the_whole_schema(
     llama_cpp_source: Path, compiler: ConstraintCompiler
 ) -> None:
-    """Also where the arguments stand apart: to the root, and from one property to another."""
+    """Also if the arguments are separate: to the root, and from one property to another."""
     tree = {
         "type": "object",
         "properties": {
@@ -402,7 +402,7 @@ def test_a_very_large_set_of_tools_is_not_kept(llama_cpp_source: Path) -> None:
 
 
 def test_many_tools_are_prepared_and_compiled_in_time(llama_cpp_source: Path, compiler: ConstraintCompiler) -> None:
-    """Those of a coding agent take well under a second together."""
+    """A coding agent's tools take well under a second together."""
     tools = [tool_of(f"tool_{n}", **ORDER) for n in range(24)]
     chat = formats(llama_cpp_source)[JSON_FORMAT]
     request = prepare_chat(chat, next_turn(ASKED), ChatOptions(tools=tools))

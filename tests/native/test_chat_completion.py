@@ -58,7 +58,7 @@ def counted_ids() -> Any:
 def chunks_of(
     texts: list[str], *, reason: FinishReason = FinishReason.STOP, seed: int = 0, longest: int = 5
 ) -> Iterator[StreamChunk]:
-    """Yield the chunks of choices whose texts are cut anywhere and come in any order, the last one with the usage."""
+    """Yield the chunks of choices with texts cut anywhere, in any order, the last chunk with the usage."""
     draw, rests = random.Random(seed), dict(enumerate(texts))
     while rests:
         choice = draw.choice(sorted(rests))
@@ -113,7 +113,7 @@ def test_streamed_messages_are_the_whole_ones_for_every_choice(seed: int) -> Non
 
 
 def test_every_token_and_its_logprob_comes_once() -> None:
-    """Also those of marks and of thinking, which are no content."""
+    """Including tokens of marks and of thinking, which are no content."""
     text = TEXTS["call"]
     streamed = read(ChatReader(rendered()), chunks_of([text]))
     assert bytes(token for part in streamed for token in part.token_ids).decode() == text
@@ -222,7 +222,7 @@ def test_only_the_first_call_counts_where_one_is_wanted(is_one_call: bool) -> No
 
 
 def test_content_passes_without_the_parser() -> None:
-    """Which takes time for a long text: the chunks in between need no thread, and those of a short text neither."""
+    """The parser takes time for a long text: chunks in between need no thread, and neither do chunks of a short text."""
     reader = ChatReader(rendered())
     assert not reader.needs_parser(StreamChunk(index=0, text="It", token_ids=(1,)))
     pieces = ["It rains. " * 200, " rains", " in", " Bonn", "."]
@@ -245,7 +245,7 @@ def test_ids_of_calls_differ() -> None:
 
 @pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
 def test_a_stop_of_the_caller_cuts_a_call_off(reason: FinishReason) -> None:
-    """A call without the rest of its arguments is no whole one; those of the format come where the message has ended."""
+    """A call without the rest of its arguments is incomplete; the format's own calls come when the message has ended."""
     half = CALL[: CALL.index("Bonn")]
     prompt = replace(rendered(), stops=("<END>",), stop_token_ids=(7,), eog_ids=frozenset({2}))
     for stop, is_content in (('"arguments"', False), (5, False), ("<END>", True), (7, True), (2, True), (None, True)):
@@ -270,7 +270,7 @@ def test_calls_are_whole_where_all_arguments_are() -> None:
 
 
 def test_a_prompt_knows_the_tokens_that_end_a_message() -> None:
-    """However it was rendered: a message that one of them ends was not cut off."""
+    """For any rendering: a message that ends with such a token was not cut off."""
     prompt = ChatFormat(demo()).render_turn(next_turn(ASKED), ChatOptions(tools=TOOLS), has_call_grammar=True)
     text = '{"name": "weather", "arguments": {"city": "Bonn"}}'
     for stop, num_calls in ((min(demo().tokenizer.eog_ids), 1), ("Bonn", 0)):

@@ -1,4 +1,4 @@
-"""What chat templates, their messages and their variables may not do."""
+"""Limits of chat templates, their messages and their variables."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_template_without_an_end_is_ended(template: str, words: str) -> None:
 
 @pytest.mark.parametrize("content", ["</think>" * 250_000, "\n" * 2_000_000, " " * 2_000_000, "a\n" * 1_000_000])
 def test_long_contents_take_no_time_with_their_square(content: str) -> None:
-    """Splitting and replacing is linear, so a message can be megabytes of what a template looks for."""
+    """Splitting and replacing is linear, so a message can be megabytes of the text that a template looks for."""
     template = "{{ messages[0].content.split('</think>')[-1].replace('\\n', ' ')|trim|length }}"
     assert text_of(template, content) == str(len(content.rsplit("</think>", 1)[-1].replace("\n", " ").strip()))
 
@@ -154,7 +154,7 @@ def test_variables_that_are_no_json_are_refused(kwargs: Any, words: str) -> None
 
 
 def test_deeply_nested_variables_are_refused() -> None:
-    """Nesting beyond the limit is refused, also where it would overflow Python's own stack."""
+    """Nesting beyond the limit is refused, even if it would overflow Python's own stack."""
     nested: Any = "x"
     for _ in range(100_000):
         nested = [nested]

@@ -52,7 +52,7 @@ def roles(reply: ChatReply[Any]) -> list[str]:
 
 
 def test_a_reply_has_content_thinking_and_the_conversation(llm: LLM) -> None:
-    """The messages are those for the next call."""
+    """The messages fit the next call."""
     reply = llm.chat(STORY, **GREEDY, max_tokens=40)
     assert reply.reasoning_content
     assert "<think>" not in reply.content
@@ -63,7 +63,7 @@ def test_a_reply_has_content_thinking_and_the_conversation(llm: LLM) -> None:
 
 
 def test_messages_of_other_sdks_are_taken(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
-    """Generated messages, pydantic models and what they dump; unknown members are logged once for each kind."""
+    """Generated messages, pydantic models and their dumps; unknown members are logged once for each kind."""
     first = llm.chat(STORY, **GREEDY, max_tokens=10, reasoning_effort="none")
     dumped = {"role": "assistant", "content": first.content, "audio": None, "function_call": None, "tool_calls": None}
     model = ChatCompletionMessage.model_validate(dumped)
@@ -212,7 +212,7 @@ def test_streamed_equals_whole_with_tools(llm: LLM) -> None:
 
 
 def test_a_message_is_continued(llm: LLM) -> None:
-    """The reply is what is new; the conversation has the whole message, in the place of its beginning."""
+    """The reply has the new text; the conversation has the whole message, in the place of its beginning."""
     begun = [*STORY, {"role": "assistant", "content": "There was a red"}]
     reply = llm.chat(begun, continue_final_message=True, **GREEDY, max_tokens=10)
     assert roles(reply) == ["user", "assistant"]
@@ -241,7 +241,7 @@ def test_thinking_is_left_out_or_left_in(llm: LLM) -> None:
 
 
 def test_an_event_loop_runs_tools_concurrently() -> None:
-    """Async functions on the loop, plain ones in threads; lists and streams work as with `LLM`."""
+    """Async functions on the loop, plain functions in threads; lists and streams work as with `LLM`."""
 
     async def async_weather(city: str) -> str:
         assert asyncio.get_running_loop()

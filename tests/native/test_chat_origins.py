@@ -33,7 +33,7 @@ def test_a_control_token_in_a_message_stays_text(with_bos: Model) -> None:
 
 
 def test_prompts_without_such_words_are_encoded_in_one_piece() -> None:
-    """A prompt whose messages hold no control token is encoded in one piece."""
+    """A prompt without a control token in its messages is encoded in one piece."""
     for name, template in TEMPLATES.items():
         chat = ChatFormat(demo(), template)
         rendered = chat.render(TALK)

@@ -1,4 +1,4 @@
-"""What an engine generates for a turn: prompt, stops, grammar and what the generated text has to show."""
+"""A turn's request to the engine: prompt, stops, grammar and visible tokens."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_what_is_prepared_in_every_format_can_be_generated(llama_cpp_source: Pat
 
 
 def test_calls_are_free_only_in_a_format_without_calls(llama_cpp_source: Path) -> None:
-    """In all other formats with tools, `auto` constrains a call from where it begins."""
+    """In all other formats with tools, `auto` constrains a call from its beginning."""
     free = set()
     for path in sorted((llama_cpp_source / "models" / "templates").glob("*.jinja")):
         try:
@@ -153,7 +153,7 @@ MUSE_CALL = '<|message|><atem:function_calls>\n<atem:invoke name="weather">\n<at
 def test_calls_are_constrained_from_where_they_begin(
     prepare: Prepare, name: str, free: str, begun: str, wrong: str, right: str
 ) -> None:
-    """Text before is free; behind the beginning of a call, what is no call is refused, and the whole call ends the message."""
+    """Text before is free; after the beginning of a call other text is refused, and the whole call ends the message."""
     request = prepare(name, tools=TOOLS)
     encode, params = (lambda text: demo().tokenizer.encode(text, add_special=False)), request.params
     assert params.grammar_lazy
@@ -207,7 +207,7 @@ def test_warnings_about_a_conversation_come_with_its_request() -> None:
 
 
 def test_a_chat_without_tools_and_schemas_is_free(prepare: Prepare) -> None:
-    """Nothing is constrained, and the defaults are those of `SamplingParams`."""
+    """Nothing is constrained, and the defaults equal `SamplingParams`'s."""
     request = prepare(None)
     assert request.params.replace(stop=()) == SamplingParams()
     assert request.rendered.text.endswith(request.rendered.generation_prompt)
@@ -231,7 +231,7 @@ def test_a_required_call_cannot_be_put_off(prepare: Prepare, name: str) -> None:
 
 
 def test_tools_that_may_not_be_called_are_rendered_all_the_same(prepare: Prepare) -> None:
-    """As llama.cpp does: the conversation may have calls of them. The parser leaves what looks like a call in the content."""
+    """As in llama.cpp: the conversation may have calls of them. The parser leaves call-like text in the content."""
     request = prepare("Qwen-Qwen3-0.6B", tools=TOOLS, tool_choice="none")
     assert '"name": "weather"' in request.rendered.text
     assert request.params.grammar is None
@@ -250,7 +250,7 @@ def test_one_call_at_most_where_several_are_not_wanted(prepare: Prepare) -> None
 
 
 def test_control_tokens_that_the_parser_reads_are_shown(prepare: Prepare) -> None:
-    """Those of the vocabulary; what is several tokens is text in any case."""
+    """The vocabulary's control tokens; a mark of several tokens is text in any case."""
     request = prepare(None, tools=TOOLS)
     pieces = demo().tokenizer.pieces(True)
     texts = [pieces[token].decode() for token in request.preserved_tokens]
@@ -283,7 +283,7 @@ def test_a_schema_within_the_formats_grammar_is_enforced_whole(prepare: Prepare,
 
 @pytest.mark.parametrize("name", ["regex", "choice", "grammar"])
 def test_other_constraints_need_bare_content_and_no_tools(prepare: Prepare, name: str) -> None:
-    """The message names the constraint, and what to do."""
+    """The message names the constraint, and the way out."""
     params = SamplingParams(**{name: ("a",) if name == "choice" else 'root ::= "a"'})
     assert getattr(prepare("Qwen-Qwen3-0.6B", params).params, name) == getattr(params, name)
     with pytest.raises(Unsupported, match=f"^{name}: .* constrain a completion"):
@@ -388,7 +388,7 @@ def test_a_budget_of_nothing_turns_thinking_off_where_the_template_can(prepare: 
 
 
 def test_thinking_is_pointed_out_to_what_depends_on_it(prepare: Prepare) -> None:
-    """A schema, a lazy grammar and a budget; not to what is free, and not where the prompt has thinking behind it."""
+    """A schema, a lazy grammar and a budget; not for free text, and not if the prompt ends after thinking."""
     name = "Qwen-Qwen3-0.6B"
     assert prepare(name).params.thinking is None
     expected = ThinkingParams(start="<think>", ends=("</think>",))
@@ -444,7 +444,7 @@ def test_a_schema_holds_for_the_content_of_every_format(llama_cpp_source: Path, 
 
 @pytest.mark.parametrize(("name", "end"), [("Qwen3.5-4B", "</think>"), ("StepFun3.5-Flash", "</think>")])
 def test_content_of_a_schema_comes_behind_thinking_with_tools(prepare: Prepare, name: str, end: str) -> None:
-    """Where the format's own grammar makes the end optional."""
+    """If the format's own grammar makes the end optional."""
     params = prepare(name, tools=TOOLS, json_schema=SCHEMA).params
     assert is_complete(params, f"Hm.\n{end}\n\n{JSON}")
     assert not is_complete(params, f"Hm.\n{JSON}")
@@ -509,7 +509,7 @@ class StoppingFormat(ChatFormat):
 
 
 def test_stops_that_are_control_tokens_end_a_message() -> None:
-    """Their text is hidden, so that no stop text is found in it. Those that the parser reads are shown."""
+    """Their text is hidden, so that no stop text is found in it. Tokens that the parser reads are shown."""
     request = prepare_chat(StoppingFormat(demo(), CHATML), next_turn(ASKED), None, SamplingParams(stop_token_ids=(5,)))
     start = demo().tokenizer.token_id("<|im_start|>")
     assert request.rendered.stop_token_ids == (start,)

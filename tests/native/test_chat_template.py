@@ -1,4 +1,4 @@
-"""Chat templates: what they render, compared with Jinja itself, and what they may not do."""
+"""Chat templates: their renderings, compared with Jinja itself, and their limits."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_system_message_that_a_template_refuses_goes_into_the_next_message() -
 
 
 def test_a_developer_is_the_system_to_most_templates() -> None:
-    """OpenAI's newer name for it becomes the one that templates know."""
+    """OpenAI's newer name for it becomes the name that templates know."""
     chat = ChatFormat(demo(), CHATML)
     assert chat.render([{"role": "developer", "content": "x"}]).text.startswith("<|im_start|>system\nx")
     other = ChatFormat(demo(), CHATML + "{# <|channel|> #}")
@@ -143,7 +143,7 @@ def test_templates_that_want_parts_get_them() -> None:
 
 
 def test_an_assistant_message_can_be_continued() -> None:
-    """The prompt ends where the last message does, and the model goes on from there."""
+    """The prompt ends with the last message, and the model goes on from its end."""
     chat = ChatFormat(demo(), HEADERS)
     talk = [*TALK[:1], {"role": "assistant", "content": "About 384"}]
     rendered = chat.render(talk, continue_final_message=True)
@@ -215,7 +215,7 @@ def test_a_remote_model_has_its_chat_template_here() -> None:
 
 
 def test_a_format_outlives_its_model() -> None:
-    """It keeps what it needs."""
+    """It keeps its own objects."""
     model = Model.load(demo_model_path(), vocab_only=True)
     chat = ChatFormat(model, CHATML)
     model.close()
@@ -273,7 +273,7 @@ def test_other_threads_run_while_a_template_does(monkeypatch: pytest.MonkeyPatch
 
 
 def test_texts_that_are_cut_within_a_character_become_text_again() -> None:
-    """llama.cpp cuts by bytes; what is left of a character is shown as U+FFFD."""
+    """llama.cpp cuts by bytes; the rest of a character is shown as U+FFFD."""
     assert text_of("{{ messages[0].content[:1] }}", "é") == "\ufffd"
 
 

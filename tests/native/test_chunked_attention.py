@@ -63,7 +63,7 @@ def decode(context: Context, tokens: list[int]) -> np.ndarray:
 
 
 def test_a_sequence_goes_back_within_its_chunk_as_if_it_had_never_gone_on(model: Model) -> None:
-    """Behind the first chunk, too: the logits are those of a sequence that was computed that way; no further back than that."""
+    """After the first chunk, too: the logits equal those of a sequence that was computed that way; no further back than that."""
     beginning, other = ids(CHUNK + 30, 1), ids(10, 3)
     with Context(model, n_ctx=CHUNK + 2048, n_batch=512, n_seq_max=1, **EXACT) as context:
         decode(context, [*beginning, *ids(1200, 2)])

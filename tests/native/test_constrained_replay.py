@@ -87,7 +87,7 @@ CASES: dict[str, tuple[list[int], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_killed_worker_changes_nothing_of_a_constrained_chat(llm: LLM, case: str) -> None:
-    """Message and tokens are those of an undisturbed run, and what was constrained conforms to its schema."""
+    """Message and tokens equal those of an undisturbed run, and constrained text conforms to its schema."""
     kills_at, options = CASES[case]
     sampling: dict[str, Any] = {"seed": 4, "temperature": 0.9, "max_tokens": 400, "cache_prompt": False, **options}
     whole = llm.chat(ASKED, **sampling)

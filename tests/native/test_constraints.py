@@ -73,7 +73,7 @@ def test_a_text_that_may_end_stops_where_bans_leave_nothing(llm: LLM) -> None:
 
 
 def test_neighbours_are_not_changed(llm: LLM) -> None:
-    """A greedy text is the same beside constrained ones."""
+    """A greedy text is the same beside constrained texts."""
     alone = llm.generate("A fox", max_tokens=24, temperature=0, cache_prompt=False).text
     streams = [llm.stream("Once", json_schema=PERSON, **ENDLESS) for _ in range(2)]
     beside = llm.generate("A fox", max_tokens=24, temperature=0, cache_prompt=False).text
@@ -134,7 +134,7 @@ def test_a_constraint_of_ones_own(llm: LLM, compiler: ConstraintCompiler) -> Non
 
 
 def test_bad_constraints_leave_the_engine_working(llm: LLM) -> None:
-    """What does not compile raises at the call."""
+    """A constraint that does not compile raises at the call."""
     for options in ({"regex": "("}, {"json_schema": {"not": {}}}, {"lark": "x"}, {"choice": ("\ud800",)}):
         with pytest.raises(PacelineError):
             llm.generate("A", **options)  # type: ignore[arg-type]
@@ -225,7 +225,7 @@ def test_texts_by_random_schemas_validate(compiler: ConstraintCompiler, schema: 
 
 
 def test_in_a_worker_process() -> None:
-    """The front refuses what does not compile and what cannot go there; the worker follows the rest."""
+    """The front refuses constraints that do not compile or cannot cross; the worker follows the rest."""
     with LLM(n_ctx=1024, num_slots=2, isolation="process") as llm:
         completion = llm.generate("A", json_schema=PERSON, **ENDLESS)
         jsonschema.validate(json.loads(completion.text), PERSON)
@@ -247,7 +247,7 @@ def test_in_a_worker_process() -> None:
 
 
 def test_triggers_within_thinking_begin_no_grammar(llm: LLM) -> None:
-    """A lazy grammar looks at what comes after; copies, saved states and replays do the same."""
+    """A lazy grammar looks at later tokens; copies, saved states and replays do the same."""
     thinking = {"start": "<t>", "ends": ["</t>"], "is_open": True}
     params = SamplingParams(
         grammar='root ::= "call" [0-9]', grammar_lazy=True, grammar_triggers=("call",), thinking=thinking, mirostat=2

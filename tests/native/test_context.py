@@ -41,7 +41,7 @@ def test_chunks_give_what_one_piece_gives(tiny_models: TinyModels, kind: str) ->
 
 
 def test_logits_are_there_for_what_was_asked(context: Context) -> None:
-    """The word last means the last token of each sequence, all means all, bools mean exactly those."""
+    """The word last means the last token of each sequence, all means all, bools mean exactly the marked tokens."""
     context.decode([1, 2, 3, 4], seq_ids=[0, 1, 0, 1])
     for index, there in enumerate([False, False, True, True]):
         if there:
@@ -68,7 +68,7 @@ def test_with_embeddings_every_token_counts_as_an_output(llama: Model) -> None:
 
 
 def test_an_array_that_changes_during_a_pass_changes_nothing(llama: Model) -> None:
-    """What was checked is what is computed, whichever thread writes to the caller's array meanwhile."""
+    """The checked values are computed, even if another thread writes to the caller's array meanwhile."""
     ids = np.ones(900, dtype=np.int32)
     seq_ids = np.zeros(900, dtype=np.int32)
     over = threading.Event()
@@ -185,7 +185,7 @@ def test_an_array_of_logits_is_the_callers(context: Context) -> None:
 def test_a_bad_call_is_refused_and_loses_nothing(
     context: Context, call: Callable[[Context], object], error: type[PacelineError], words: str
 ) -> None:
-    """The error names the field; the sequence is where it was, and goes on with the same logits."""
+    """The error names the field; the sequence is unchanged, and goes on with the same logits."""
     context.decode([1, 2])
     context.copy(0, 1)
     with pytest.raises(error, match=words):
@@ -197,7 +197,7 @@ def test_a_bad_call_is_refused_and_loses_nothing(
 
 
 def test_a_full_context_refuses_and_goes_on_after_a_removal(context: Context) -> None:
-    """Beyond the last position it is PromptTooLong; where others hold the cells, NoKvSlot; both change nothing."""
+    """Beyond the last position it is PromptTooLong; if others hold the cells, NoKvSlot; both change nothing."""
     for _ in range(4):
         context.decode([1] * 128)
     with pytest.raises(PromptTooLong, match="must be below 512"):
@@ -211,7 +211,7 @@ def test_a_full_context_refuses_and_goes_on_after_a_removal(context: Context) ->
 
 
 def test_learned_positions_end_where_they_were_learned(tiny_models: TinyModels) -> None:
-    """A model with a table of positions refuses those beyond it, where llama.cpp would read past the table's end."""
+    """A model with a table of positions refuses positions beyond it; llama.cpp would read past the table's end."""
     from paceline.runtime import Embedder
     from paceline.testing.models import BertSpec
 
@@ -223,7 +223,7 @@ def test_learned_positions_end_where_they_were_learned(tiny_models: TinyModels) 
 
 
 def test_operations_are_timed(llama: Model) -> None:
-    """Each operation of the passes since the last call, all layers together; logits are those of a context without it."""
+    """Each operation of the passes since the last call, all layers together; logits equal those of a context without it."""
     sizes: dict[str, Any] = {"n_ctx": 256, "n_outputs_max": 3, "n_threads": 1}
     with Context(llama, **sizes) as plain, Context(llama, times_operations=True, **sizes) as timed:
         for context in (plain, timed):

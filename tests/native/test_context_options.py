@@ -1,4 +1,4 @@
-"""`Context`: its options, their defaults and what is refused."""
+"""`Context`: its options, their defaults and refusals."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_bad_option_is_named(llama: Model, options: dict[str, object], error: 
 def test_a_context_beyond_the_machines_memory_is_refused_before_it_is_made(
     llama: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where little memory is free, the sizes and what they would take are in the error."""
+    """If little memory is free, the error has the sizes and the needed memory."""
     monkeypatch.setattr("paceline.runtime.context_options.available_memory", lambda: 3 << 20)
     with pytest.raises(NotEnoughMemory, match="MiB are free"):
         Context(llama, n_ctx=16384, type_k="f32", type_v="f32", flash_attn="off")

@@ -30,7 +30,7 @@ def test_an_aborted_pass_leaves_every_row_where_it_was(tiny_models: TinyModels, 
 
 
 def test_an_abort_with_nothing_running_does_nothing(context: Context) -> None:
-    """The next pass is not hit by an abort that came before it, and computes what it would have."""
+    """The next pass is not hit by an earlier abort, and computes the same."""
     context.decode([1, 2])
     expected = context.logits(1)
     context.clear()
@@ -90,7 +90,7 @@ def num_threads() -> int:
 
 @pytest.mark.parametrize("num_passes", [0, 1])
 def test_replaced_threads_end(context: Context, num_passes: int) -> None:
-    """After each change the threads of before end with the next pass, or at once where they have computed nothing."""
+    """After each change the earlier threads end with the next pass, or at once if they have computed nothing."""
     context.set_threads(2, 3)
     context.decode([1, 2])
     before = num_threads()

@@ -58,7 +58,7 @@ def parts(role: str, *numbers: int) -> dict[str, Any]:
 
 
 def call(number: int, call_id: str | None = None, arguments: str | None = None) -> dict[str, Any]:
-    """Return a call whose argument has a mark."""
+    """Return a call with a mark in its argument."""
     spelt = json.dumps({"command": mark(number)}) if arguments is None else arguments
     made: dict[str, Any] = {"type": "function", "function": {"name": "bash", "arguments": spelt}}
     return made if call_id == "" else {**made, "id": call_id or f"call_{number}"}
@@ -144,7 +144,7 @@ EXCEPTIONS = {
 
 @cache
 def templates(source: Path) -> dict[str, ChatFormat]:
-    """Return the formats of all templates; what they keep of earlier conversations changes no later one."""
+    """Return the formats of all templates; their caches of earlier conversations change no later conversation."""
     paths = sorted((source / "models" / "templates").glob("*.jinja"))
     assert len(paths) == 70
     return {path.stem: ChatFormat(demo(), path.read_text()) for path in paths}
@@ -197,7 +197,7 @@ def test_nothing_of_a_conversation_is_missing_from_its_prompt(llama_cpp_source: 
 def test_conversations_that_were_whole_are_rendered_as_they_are(
     llama_cpp_source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bytes are those of the template alone, so that cached prefixes and llama-server's prompts stay the same."""
+    """The bytes equal the template's own rendering, so that cached prefixes and llama-server's prompts stay the same."""
 
     def unfitted(self: MessageFitter, messages: Any, options: Any, apply: Any, *_: Any, **__: Any) -> Any:
         return apply(messages)

@@ -59,7 +59,7 @@ def test_an_option_of_a_turn_that_is_none_is_that_of_the_conversation(llm: LLM) 
 
 
 def test_a_template_that_leaves_thinking_out_is_rendered_anew(llm: LLM) -> None:
-    """The prompt is that of the messages, and the cache serves what is the same."""
+    """The prompt is rendered from the messages, and the cache serves the common part."""
     talk = Conversation(llm, chat_template=DROPPING, **GREEDY)
     first = talk.say("Tell me a story about a fox.")
     assert first.reasoning_content
@@ -94,7 +94,7 @@ def test_streamed_turns_are_turns(llm: LLM) -> None:
 
 
 def test_a_turn_that_fails_changes_nothing(llm: LLM) -> None:
-    """The next one goes on from where it was."""
+    """The next turn goes on from the unchanged conversation."""
     talk = Conversation(llm, **GREEDY)
     talk.say("Hello! Who are you?")
     before = (talk.messages, talk.token_ids)
@@ -247,7 +247,7 @@ def fill(talk: Conversation, llm: LLM) -> int:
 
 
 def test_a_full_context_is_an_error_with_advice_that_works(small: LLM) -> None:
-    """The message is not added; what the error names works, and so does the conversation afterwards."""
+    """The message is not added; the error's advice works, and so does the conversation afterwards."""
     talk = Conversation(small, "You tell stories.", **GREEDY)
     with pytest.raises(PromptTooLong, match='context_overflow="drop_oldest"') as caught:
         for _ in range(60):
@@ -283,7 +283,7 @@ def test_the_oldest_exchanges_are_left_out_of_a_full_context(small: LLM, tmp_pat
 
 
 def test_a_full_context_is_not_emptied_at_every_turn(small: LLM) -> None:
-    """Half of it is free then; later prompts begin with the tokens of the one before, and the system message stays cached."""
+    """Half of it is free then; later prompts begin with the tokens of the last prompt, and the system message stays cached."""
     talk = Conversation(small, LONG, context_overflow="drop_oldest", **GREEDY)
     fill(talk, small)
     left_out, before = talk.num_left_out, talk.token_ids
@@ -372,7 +372,7 @@ def test_streams_and_async_conversations_leave_messages_out(small: LLM) -> None:
 
 @pytest.mark.parametrize("side", ["left", "right", "middle"])
 def test_truncate_is_refused_in_chats(small: LLM, side: str) -> None:
-    """It would cut the system message or the question; the error names the option of chats, whose other words are refused."""
+    """It would cut the system message or the question; the error names the option of chats, which refuses unknown words."""
     refused = (
         r'^truncate would cut the system message.*; context_overflow="drop_oldest" leaves the oldest messages out$'
     )
@@ -399,7 +399,7 @@ def test_truncate_is_refused_in_chats(small: LLM, side: str) -> None:
     ],
 )
 def test_wrong_options_are_refused_before_the_first_turn(small: LLM, options: dict[str, Any], message: str) -> None:
-    """At the constructor; right ones of streams are taken there."""
+    """At the constructor; valid options of streams are taken there."""
     for kind, llm in ((Conversation, small), (AsyncConversation, AsyncLLM())):
         with pytest.raises(InvalidParams) as refused:
             kind(llm, **options)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What is drawn along drafts has the distribution of the model: a chi-square test against its own probabilities."""
+"""Draws along drafts have the distribution of the model: a chi-square test against its own probabilities."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Probabilities = Mapping[int, float]
 
 
 class Likely:
-    """Proposes what the model itself finds most likely, which it draws about half of the time."""
+    """Proposes the model's most likely tokens, which it draws about half of the time."""
 
     def __init__(self, of_contexts: Mapping[tuple[int, ...], Probabilities]) -> None:
         self._next = {context: max(found, key=found.__getitem__) for context, found in of_contexts.items()}
@@ -66,7 +66,7 @@ def deep(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def probabilities(llm: LLM, context: Sequence[int]) -> Probabilities:
-    """Return what the model says comes next, among the allowed tokens."""
+    """Return the model's probabilities of the next token, among the allowed tokens."""
     options = {**SAMPLING, "logprobs": len(TOKENS), "logprobs_mode": "sampled"}
     (token,) = llm.generate([*PROMPT, *context], max_tokens=1, **options).choices[0].logprobs or ()
     found = {token_id: math.exp(value) for token_id, value in zip(token.token_ids, token.values, strict=True)}
@@ -84,14 +84,14 @@ def chi_square(counts: Mapping[int, int], expected: Probabilities) -> tuple[floa
 
 
 def bound(degrees: int) -> float:
-    """Return what chi-square exceeds with a probability of 1 in 10,000 (Wilson and Hilferty's approximation)."""
+    """Return the value that chi-square exceeds with a probability of 1 in 10,000 (Wilson and Hilferty's approximation)."""
     spread = 2 / (9 * degrees)
     return degrees * (1 - spread + 3.719 * math.sqrt(spread)) ** 3
 
 
 @pytest.mark.usefixtures("deep")
 def test_tokens_along_drafts_have_the_models_distribution(tiny_models: TinyModels) -> None:
-    """At the first draft, behind a right one, behind two, and behind a wrong one, where the next pass goes on."""
+    """At the first draft, after a right draft, after two, and after a wrong draft, at which the next pass goes on."""
     options: dict[str, Any] = {"num_slots": 32, "n_ctx": 4096, **EXACT}
     contexts = [item for size in range(NUM_DRAWN) for item in itertools.product(TOKENS, repeat=size)]
     with LLM(tiny_models("llama"), **options) as plain:

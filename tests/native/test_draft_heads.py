@@ -1,4 +1,4 @@
-"""Draft heads on llama.cpp: what they draft, and that their memory follows the model's through everything that is done to it."""
+"""Draft heads on llama.cpp: their drafts, and their memory, which follows every change of the model's memory."""
 
 from __future__ import annotations
 
@@ -303,7 +303,7 @@ def test_a_markov_head_drafts_what_the_graph_has_room_for(
 
 @pytest.mark.parametrize("markov_rank", [0, 16])
 def test_blocks_beyond_a_ubatch_are_refused(tiny_models: TinyModels, markov_rank: int) -> None:
-    """Before anything is allocated; one of just that size drafts whole blocks."""
+    """Before anything is allocated; a file of just that size drafts whole blocks."""
     target = Model.load(tiny_models(LlamaSpec(n_layer=3)))
     heads = Model.load(tiny_models(DFlashSpec(block_size=32, markov_rank=markov_rank)))
     sizes = {**EXACT, "n_batch": 128, "n_ubatch": 16}
@@ -345,7 +345,7 @@ def test_tokens_of_sequences_that_alternate_go_with_their_own_rows(loaded: Loade
 
 
 def test_a_pass_of_several_ubatches_is_followed(loaded: Loaded) -> None:
-    """Hidden rows of the whole pass are there, not only those of its last part."""
+    """Hidden rows of the whole pass exist, not only those of its last part."""
     prompt = [random.Random(1).randrange(250) for _ in range(150)]
     with loaded.context(n_batch=256, n_ubatch=32) as context:
         context.decode(prompt, wants_logits="none")
@@ -424,7 +424,7 @@ def test_copies_draft_as_their_sources(loaded: Loaded) -> None:
 
 
 def test_a_shared_prefix_is_followed_without_its_last_hidden_row(cuttable: Loaded) -> None:
-    """Drafts come with the next pass, of blocks at once; the one position costs nothing else."""
+    """Drafts come with the next pass, of blocks at once; the single position costs nothing else."""
     with cuttable.context() as context:
         context.decode(PROMPT, wants_logits="none")
         context.copy(0, 1, 0, 6)
@@ -493,7 +493,7 @@ def test_a_partial_state_takes_both_memories_back(tiny_models: TinyModels) -> No
 
 
 def test_heads_begin_anew_behind_an_image(loaded: Loaded) -> None:
-    """They cannot read it, and draft from the text behind it; what is done to the sequence is done to that part."""
+    """They cannot read it, and draft from the text after it; changes of the sequence apply to that part."""
     image = np.random.default_rng(1).normal(size=(6, loaded.model.n_embd)).astype(np.float32)
     with loaded.context() as context, Context(loaded.model, **EXACT) as without:
         for item in (context, without):
@@ -596,7 +596,7 @@ def test_a_failed_pass_changes_neither_memory(hunyuan: Loaded) -> None:
 
 
 def test_drafts_without_free_cells_are_an_error_that_changes_nothing(cuttable: Loaded) -> None:
-    """Of all sequences of the call, also where the first drafts had found cells; with cells they have drafts again."""
+    """Of all sequences of the call, also if the first drafts had found cells; with cells they have drafts again."""
     with cuttable.context(n_ctx=256, n_batch=256) as context:
         context.decode(PROMPT, wants_logits="none")
         context.decode(PROMPT, seq_ids=1, wants_logits="none")
@@ -819,7 +819,7 @@ def test_adapters_and_threads_are_for_both(tiny_models: TinyModels, tmp_path: An
 
 
 def test_logits_beside_heads_are_those_without(loaded: Loaded) -> None:
-    """Hidden rows of all tokens leave rows of logits as they are, those of some tokens too."""
+    """Hidden rows of all tokens leave rows of logits unchanged, hidden rows of some tokens too."""
     with loaded.context() as context, Context(loaded.model, **EXACT) as without:
         for wants in ("all", "last", [True, False] * 5):
             for item in (context, without):
@@ -831,7 +831,7 @@ def test_logits_beside_heads_are_those_without(loaded: Loaded) -> None:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_logged(caplog: pytest.LogCaptureFixture, request: pytest.FixtureRequest) -> Iterator[None]:
-    """No sequence is left without drafts but where a test means it."""
+    """No sequence is left without drafts unless a test intends it."""
     yield
     if "damaged" not in request.node.name:
         assert "go on without drafts" not in caplog.text

@@ -1,4 +1,4 @@
-"""A draft model beside its target: the same text, whatever happens to sequences; and what is said where a pair does not fit."""
+"""A draft model beside its target: the same text in every case; and the errors of a pair that does not fit."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def drafter_of(llm: LLM) -> Any:
 @pytest.mark.usefixtures("deep")
 @pytest.mark.parametrize("options", [{}, {"p_min": 0.6}, {"n_ctx": 256, "chunk_size": 16}])
 def test_the_demo_pair_says_what_the_model_says_alone(plain: LLM, options: dict[str, Any]) -> None:
-    """One stream and several, with most drafts accepted; also where the draft model has few cells and catches up slowly."""
+    """One stream and several, with most drafts accepted; also if the draft model has few cells and catches up slowly."""
     draft_options = {**SMALL["draft_options"], **options}
     with LLM(**{**SMALL, "draft_options": draft_options}, draft_model=DRAFT) as llm:
         (lone,) = llm.generate(PROMPTS[:1], **GREEDY)
@@ -88,9 +88,9 @@ def weather(city: str) -> str:
 @pytest.mark.usefixtures("deep")
 @pytest.mark.parametrize("choice", ["auto", "required", "weather"])
 def test_tool_calls_begin_and_end_within_bursts_as_without_drafts(plain: LLM, choice: str) -> None:
-    """What wakes a call's grammar may be a draft, and so may what ends the call; the loop goes on to the same reply.
+    """The trigger of a call's grammar may be a draft, and so may the end of the call; the loop goes on to the same reply.
 
-    Without thinking, beside which a grammar has no drafts.
+    Without thinking, with which a grammar has no drafts.
     """
     asked = [{"role": "user", "content": "What is the weather in Paris?"}]
     options: dict[str, Any] = {
@@ -174,7 +174,7 @@ def test_a_prompt_that_was_drafted_for_before_is_not_computed_again(plain: LLM) 
 
 
 def test_a_sequence_catches_up_after_a_while_without_drafts(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Speculation that is off for a hundred tokens leaves no gap: what it proposes then is as right as before."""
+    """Speculation that is off for a hundred tokens leaves no gap: its next proposals are as right as before."""
     asked_at = []
 
     def choose(
@@ -217,7 +217,7 @@ def test_a_killed_worker_continues_with_its_draft_model(tiny_models: TinyModels)
 
 @pytest.mark.usefixtures("deep")
 def test_it_is_asked_behind_another_drafter(plain: LLM) -> None:
-    """In a chain it drafts for what the first one has no proposal for."""
+    """In a chain it drafts for sequences without a proposal of the first drafter."""
     with LLM(**SMALL, draft_model=DRAFT, speculation="ngram:size_n=40,draft-model") as llm:
         found = llm.generate(PROMPTS[0], **GREEDY)
         check_same(plain, PROMPTS[0], plain.generate(PROMPTS[0], **GREEDY), found)
@@ -261,7 +261,7 @@ def test_errors_of_loading_name_the_draft_model(tmp_path: Path, isolation: str) 
 
 @pytest.mark.parametrize("dry_run", [True, False])
 def test_estimates_count_the_draft_model(dry_run: bool) -> None:
-    """Its weights, and a cache with as many cells as the target's, or those that were given."""
+    """Its weights, and a cache with as many cells as the target's, or a given number."""
     alone = estimate_memory(dry_run=dry_run, n_ctx=4096)
     drafting = estimate_memory(dry_run=dry_run, n_ctx=4096, draft_model=DRAFT)
     small = estimate_memory(dry_run=dry_run, n_ctx=4096, draft_model=DRAFT, draft_options={"n_ctx": 512})
@@ -312,7 +312,7 @@ def test_a_draft_model_that_does_not_fit_is_refused_before_it_is_loaded() -> Non
     ],
 )
 def test_wrong_options_are_named(options: dict[str, Any], error: type[Exception], says: str) -> None:
-    """Before a model is loaded, where that is possible."""
+    """Before a model is loaded, if that is possible."""
     with pytest.raises(error, match=says):
         LLM(**PLAIN, **options)
 
@@ -329,7 +329,7 @@ def test_the_smallest_sizes_load_and_draft_or_do_not(plain: LLM, options: dict[s
 
 
 def test_a_window_that_wrong_drafts_cannot_be_cut_from_is_refused(tiny_models: TinyModels) -> None:
-    """Where the draft model has one; without the option, or where the window is whole, it loads."""
+    """If the draft model has a window; without the option, or with a whole window, it loads."""
     path = tiny_models("gemma3")
     options = {**PLAIN, "swa_full": True, "draft_model": path}
     with pytest.raises(InvalidParams, match=r"draft_options\['swa_full'\]=False .*sliding window.*leave it out"):
@@ -363,7 +363,7 @@ def test_a_failure_behind_the_draft_model_frees_it(tmp_path: Path, monkeypatch: 
 
 
 def test_an_abort_ends_passes_of_the_draft_model(plain: LLM) -> None:
-    """The sequences go on without what it had, and it drafts again for later requests."""
+    """The sequences go on without its drafts, and it drafts again for later requests."""
     prompt = "Once upon a time there was a fox. " * 20
     with LLM(**SMALL, draft_model=DRAFT) as llm:
         engine: Any = llm._engine

@@ -66,7 +66,7 @@ def test_poolings_are_what_they_are_called(llama: Model) -> None:
 
 
 def test_the_pooling_is_the_models(tiny_models: TinyModels, llama: Model) -> None:
-    """The file's pooling is taken, and mean where it names none."""
+    """The file's pooling is taken, and mean if it names none."""
     with Model.load(tiny_models("embedding-llama")) as model, Embedder(model) as embedder:
         assert embedder.pooling == "last"
     with Embedder(llama) as embedder:
@@ -84,13 +84,13 @@ def test_a_reranker_scores(tiny_models: TinyModels) -> None:
 
 
 def test_a_model_without_a_head_has_no_scores(llama: Model) -> None:
-    """Pooling "rank" is refused where the file has no classification head."""
+    """Pooling "rank" is refused if the file has no classification head."""
     with pytest.raises(Unsupported, match="classification head"):
         Embedder(llama, pooling="rank")
 
 
 def test_encoder_decoder_models_embed_nothing(tiny_models: TinyModels) -> None:
-    """They are refused by what they are."""
+    """They are refused by their kind."""
     with Model.load(tiny_models("t5")) as model, pytest.raises(Unsupported, match="encoder-decoder"):
         Embedder(model)
 
@@ -147,13 +147,13 @@ def test_a_bad_text_is_named_and_the_next_call_works(
     ids=str,
 )
 def test_a_bad_option_is_named(bert: Model, options: dict[str, object], error: type[PacelineError], words: str) -> None:
-    """Options of the context that follow from others, and unknown ones, are refused."""
+    """Options of the context that follow from others, and unknown options, are refused."""
     with pytest.raises(error, match=words):
         Embedder(bert, **options)  # type: ignore[arg-type]
 
 
 def test_each_way_of_asking_needs_its_pooling(bert: Model) -> None:
-    """One vector a text and one a token are different calls; the error names the other."""
+    """A vector a text and a vector a token are different calls; the error names the right call."""
     with Embedder(bert, pooling="none") as embedder, pytest.raises(InvalidParams, match="embed_tokens"):
         embedder.embed(TEXTS)
     with Embedder(bert, pooling="mean") as embedder, pytest.raises(InvalidParams, match="none"):
@@ -173,7 +173,7 @@ def test_embedding_context_gives_hidden_states_of_tokens(llama: Model) -> None:
 @pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "mamba", "lfm2", "bert"])
 def test_a_long_text_has_the_vector_of_one_pass(tiny_models: TinyModels, kind: str, pooling: str) -> None:
-    """In pieces or at once, in whatever context: every pooling gives what the vectors of all its tokens give."""
+    """In pieces or at once, in any context: every pooling equals the pooling of all tokens' vectors."""
     spec = replace(KINDS[kind], n_ctx_train=4096)  # type: ignore[type-var]
     options = {"n_threads": 1, "flash_attn": "off"}
     ids = np.random.default_rng(1).integers(5, 100, 2500).tolist()
@@ -190,7 +190,7 @@ def test_a_long_text_has_the_vector_of_one_pass(tiny_models: TinyModels, kind: s
 
 
 def test_the_trained_length_is_embedded(tiny_models: TinyModels) -> None:
-    """By default, where the model was trained for more than the first context holds; one token more is refused."""
+    """By default, if the model was trained for more than the first context holds; one token more is refused."""
     spec = LlamaSpec(n_ctx_train=5000, n_layer=1)
     with Model.load(tiny_models(spec)) as model, Embedder(model, n_threads=1) as embedder:
         assert embedder.max_tokens == 5000
@@ -200,7 +200,7 @@ def test_the_trained_length_is_embedded(tiny_models: TinyModels) -> None:
 
 
 def test_a_text_without_memory_fails_alone(tiny_models: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where memory is short for a long text, it is refused by its length, and shorter ones are embedded."""
+    """If memory is short for a long text, it is refused by its length, and shorter texts are embedded."""
     spec = BertSpec(n_ctx_train=8192, n_layer=1)
     with Model.load(tiny_models(spec)) as model, Embedder(model, n_threads=1) as embedder:
         before = embedder.embed([[5, 6]])
@@ -222,6 +222,6 @@ def test_a_closed_embedder_raises_closed(bert: Model) -> None:
 
 
 def test_a_position_table_bounds_the_text(tiny_models: TinyModels) -> None:
-    """By default the longest text is what the model was trained with."""
+    """By default the longest text has the model's trained length."""
     with Model.load(tiny_models(LlamaSpec(n_ctx_train=64))) as model, Embedder(model) as embedder:
         assert embedder.max_tokens == 64

@@ -1,4 +1,4 @@
-"""Passes over embeddings: in parts as at once, rolled back where they fail, by an engine's rows as by a context."""
+"""Passes over embeddings: in parts as at once, rolled back after a failure, by an engine's rows as by a context."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_an_image_is_seen(make: Callable[..., Context], item: MediaPart) -> None
 
 @pytest.mark.parametrize("size", [1, 5])
 def test_parts_are_as_the_whole(make: Callable[..., Context], item: MediaPart, size: int) -> None:
-    """Where attention is causal; where it is not they differ, so that they must not be cut there."""
+    """If attention is causal; otherwise they differ, so that they must not be cut."""
     context = make()
     expected = whole(context, item)
     context.decode(HEAD, seq_ids=1)
@@ -131,7 +131,7 @@ def test_a_pass_that_fails_leaves_what_was_there(make: Callable[..., Context], i
 
 
 def test_a_copy_may_end_behind_an_item(make: Callable[..., Context], item: MediaPart) -> None:
-    """Where with M-RoPE no cell has the last position."""
+    """If with M-RoPE no cell has the last position."""
     context = make()
     expected = whole(context, item)
     context.copy(0, 1, 0, len(HEAD) + item.num_positions)
@@ -145,7 +145,7 @@ def test_a_copy_may_end_behind_an_item(make: Callable[..., Context], item: Media
 
 
 def test_wrong_embeddings_are_refused(make: Callable[..., Context], item: MediaPart, kind: str) -> None:
-    """With what is wrong; then the right ones are computed."""
+    """With the error; then the right rows are computed."""
     context = make()
     context.decode(HEAD)
     vectors = item.embeddings
@@ -205,7 +205,7 @@ def head_row(seq_id: int) -> Row:
 
 
 def test_rows_of_items_are_computed(backend: LlamaBackend, make: Callable[..., Context], item: MediaPart) -> None:
-    """Two at once, of which one fails alone; parts of causal ones."""
+    """Two at once, a single failing row; parts of causal items."""
     backend.step([head_row(0), head_row(1)], ())
     cut = 3 if item.is_causal else item.num_cells
     good, bad = row_of(item, range(cut), {len(HEAD): item}), row_of(item, range(cut), {}, 1)
@@ -226,7 +226,7 @@ def test_rows_of_items_are_computed(backend: LlamaBackend, make: Callable[..., C
 def test_an_abort_ends_the_rows_that_are_left(
     backend: LlamaBackend, item: MediaPart, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those before it are computed."""
+    """The rows before it are computed."""
     backend.step([head_row(0), head_row(1)], ())
     calls: list[int] = []
     real = Context.decode_embeddings

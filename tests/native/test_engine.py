@@ -1,4 +1,4 @@
-"""`LLM` on the demo model and on tiny models of every memory class: what it says, alone and together, and how it ends."""
+"""`LLM` on the demo model and on tiny models of every memory class: its texts, alone and together, and its end."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_none_is_the_default_of_every_keyword(demo: LLM) -> None:
 @pytest.mark.parametrize("front", [LLM, AsyncLLM])
 @pytest.mark.parametrize("model", [5, 1.5, True, b"model.gguf", {}, [], [5]])
 def test_a_model_of_the_wrong_type_is_refused(front: type[LLM | AsyncLLM], model: Any) -> None:
-    """With the option, the value and what it may be."""
+    """With the option, the value and the allowed values."""
     with pytest.raises(InvalidType, match=r"^model must be the path of a GGUF file, a name .*, not ") as caught:
         front(model)
     assert repr(model) in str(caught.value)
@@ -135,7 +135,7 @@ def test_a_model_of_the_wrong_type_is_refused(front: type[LLM | AsyncLLM], model
 def test_sizes_follow_from_slots_and_memory_and_are_reported(
     tiny_models: TinyModels, caplog: pytest.LogCaptureFixture, kind: str, num_slots: int, sizes: str
 ) -> None:
-    """Sequence ids for kept paths where parts can be shared, logits for every slot and some prompt tokens; INFO says so."""
+    """Sequence ids for kept paths if parts can be shared, logits for every slot and some prompt tokens; INFO logs it."""
     with caplog.at_level("INFO", "paceline.engine"), LLM(tiny_models(kind), num_slots=num_slots, n_ctx=512):
         assert f": {num_slots} slots, {sizes}, " in caplog.text
 
@@ -162,7 +162,7 @@ def test_an_n_ctx_between_multiples_of_256_is_rounded_up(
 def test_an_n_ctx_beyond_what_one_sequence_may_have_is_noted(
     tiny_models: TinyModels, caplog: pytest.LogCaptureFixture, options: dict[str, int], level: str | None
 ) -> None:
-    """The note has both numbers and the reason; it is a warning where all slots together cannot use the cells."""
+    """The note has both numbers and the reason; it is a warning if all slots together cannot use the cells."""
     with caplog.at_level("INFO", "paceline.engine"):
         LLM(tiny_models("llama"), num_slots=2, **options).close()
     notes = [
@@ -186,7 +186,7 @@ def test_the_note_about_n_ctx_names_one_slot(tiny_models: TinyModels, caplog: py
 
 @pytest.mark.parametrize("kind", MEMORY_CLASSES)
 def test_its_output_is_that_of_a_bare_context(tiny_models: TinyModels, kind: str) -> None:
-    """Token for token what `Context.generate` gives, with every class of memory."""
+    """Token for token equal to `Context.generate`, with every class of memory."""
     with Model.load(tiny_models(kind)) as model:
         options = {"n_ctx": 1024, **EXACT}
         params = SamplingParams(**GREEDY)
@@ -202,7 +202,7 @@ def test_its_output_is_that_of_a_bare_context(tiny_models: TinyModels, kind: str
 
 @pytest.mark.parametrize("kind", MEMORY_CLASSES)
 def test_together_is_as_alone(tiny_models: TinyModels, kind: str) -> None:
-    """Eight requests on four slots, in small chunks and beside each other, say what each says alone."""
+    """Eight requests on four slots, in small chunks and together, write the same as alone."""
     prompts = [f"{prompt} {index}" for index in range(2) for prompt in PROMPTS]
     path = tiny_models(kind)
     with LLM(path, **SMALL, chunk_size=5, strategy="balanced") as llm:
@@ -215,7 +215,7 @@ def test_together_is_as_alone(tiny_models: TinyModels, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", MEMORY_CLASSES)
 def test_choices_share_a_prompt_and_are_those_of_a_single_slot(tiny_models: TinyModels, kind: str) -> None:
-    """N choices differ from each other, and are the same whether they share memory or come one after the other."""
+    """N choices differ from each other, and are the same if they share memory or come in sequence."""
     options: dict[str, Any] = {"n": 4, "seed": 3, "temperature": 1.0, "max_tokens": 12}
     with LLM(tiny_models(kind), **SMALL) as llm:
         shared = llm.generate(PROMPTS[3], **options)
@@ -331,7 +331,7 @@ def test_a_scored_prompt_agrees_with_what_was_generated(llama: LLM) -> None:
 
 
 def test_a_grammar_holds_for_its_request_alone(llama: LLM) -> None:
-    """Beside free requests, in one batch, the constrained ones obey; a regex that cannot be had is refused."""
+    """Beside free requests, in one batch, the constrained requests obey; an unsupported regex is refused."""
     streams = [llama.stream("Answer:", max_tokens=8, choice=["yes", "no"]) for _ in range(2)]
     free = llama.stream("Once upon a time", **GREEDY)
     texts = ["".join(chunk.text for chunk in stream) for stream in streams]
@@ -343,7 +343,7 @@ def test_a_grammar_holds_for_its_request_alone(llama: LLM) -> None:
 
 
 def test_adapters_hold_for_their_requests_alone(tiny_models: TinyModels, tmp_path: Path) -> None:
-    """With and without, in one batch, each says what it says alone."""
+    """With and without, in one batch, each writes the same as alone."""
     paths = {
         name: write_lora(tmp_path / f"{name}.gguf", KINDS["llama"], seed=seed) for seed, name in enumerate("ab", 1)
     }
@@ -383,7 +383,7 @@ def test_embeddings_are_an_embedders(tiny_models: TinyModels) -> None:
 
 
 def test_an_encoder_embeds_and_does_not_generate(tiny_models: TinyModels) -> None:
-    """A request for text gets an error that says what the model can do; it goes on embedding."""
+    """A request for text gets an error with the model's abilities; it goes on embedding."""
     with LLM(tiny_models("bert"), n_threads=1) as llm:
         with pytest.raises(Unsupported, match="embeds texts"):
             llm.generate("Hello")
@@ -429,7 +429,7 @@ def test_eight_requests_that_each_need_half_of_the_memory_all_finish(tiny_models
 
 
 def test_a_prompt_that_is_too_long_is_refused_or_cut(tiny_models: TinyModels) -> None:
-    """With both numbers at submit, or truncated where the request says so; others are not touched."""
+    """With both numbers at submit, or truncated if the request allows it; others are not touched."""
     with LLM(tiny_models("llama"), **{**SMALL, "n_ctx": 256}) as llm:
         ids = [65 + index % 20 for index in range(300)]
         with pytest.raises(PromptTooLong, match=r"300 tokens\) exceeds the available context size \(256"):
@@ -599,7 +599,7 @@ def test_prompts_of_a_list_have_params_of_their_own(llama: LLM) -> None:
 
 
 def test_each_of_a_list_has_its_own_outcome(llama: LLM) -> None:
-    """A bad prompt among good ones raises after the others ended, with all outcomes."""
+    """A bad prompt among good prompts raises after the others ended, with all outcomes."""
     with pytest.raises(BatchError, match="2 of 4 prompts failed; the first is outcomes\\[1\\]: ") as caught:
         llama.generate(["Hello", [99999], "a", []], **GREEDY)
     good, bad, also_good, empty = caught.value.outcomes
@@ -653,7 +653,7 @@ def test_zero_tokens_are_no_tokens(llama: LLM) -> None:
 
 
 def test_deadlines_cut_off(llama: LLM) -> None:
-    """timeout_s ends a stream with DEADLINE and what there is until then."""
+    """timeout_s ends a stream with DEADLINE and its text until then."""
     one = llama.generate("Hello", max_tokens=1000, ignore_eos=True, timeout_s=0.05)
     assert one.finish_reason in (FinishReason.DEADLINE, FinishReason.LENGTH)
     assert one.usage.completion_tokens == len(one.token_ids)
@@ -709,7 +709,7 @@ def test_a_closed_engine_refuses(tiny_models: TinyModels) -> None:
 
 
 def test_closing_may_let_requests_finish(tiny_models: TinyModels) -> None:
-    """With drain what was accepted completes."""
+    """With drain accepted requests complete."""
     llm = LLM(tiny_models("llama"), **SMALL)
     streams = [llm.stream("Hello", **GREEDY, ignore_eos=True) for _ in range(6)]
     llm.close(drain=True)
@@ -821,7 +821,7 @@ def test_the_smallest_engines_work(tiny_models: TinyModels, options: dict[str, A
 
 
 def test_a_channel_made_before_the_request_is_read_on_another_thread(llama: LLM) -> None:
-    """The thread may begin to read before there is a request; it gets what `generate` returns."""
+    """The thread may begin to read before there is a request; it gets the result of `generate`."""
     channel, texts = StreamChannel.create(), []
     channel.interval = 4
     reader = threading.Thread(target=lambda: channel.consume(lambda chunk: texts.append(chunk.text)))

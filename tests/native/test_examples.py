@@ -1,4 +1,4 @@
-"""The programs in examples/ run as they stand and print what they promise."""
+"""The programs in examples/ run unchanged and print the promised output."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ A_SERVER = "web_app"  # by test_web_app.py
 
 
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, *arguments: str) -> str:
-    """Run an example as a program and return what it printed."""
+    """Run an example as a program and return its output."""
     monkeypatch.setattr(sys, "argv", [name, *arguments])
     monkeypatch.setattr(sys, "stdin", io.StringIO(INPUT.get(name, "")))
     runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")

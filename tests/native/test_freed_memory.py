@@ -128,7 +128,7 @@ def test_closing_frees_the_weights(code: str, files: list[Path]) -> None:
 
 
 def test_a_model_of_the_caller_stays_open(files: list[Path]) -> None:
-    """Closing an engine leaves a `Model` that it was given as it was; `free` closes what was made from it."""
+    """Closing an engine leaves a given `Model` unchanged; `free` closes the objects made from it."""
     sizes = run(
         """
 with Model.load(sys.argv[1]) as model:

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.native
 
 @pytest.mark.parametrize("kind", DECODERS)
 def test_generate_equals_a_loop_of_decode_and_argmax(tiny_models: TinyModels, kind: str) -> None:
-    """Greedy generation is what decoding and taking the highest logit gives, one token after the other."""
+    """Greedy generation equals decoding and taking the highest logit, token by token."""
     with Model.load(tiny_models(kind)) as model, Context(model, n_ctx=512, n_seq_max=2, n_threads=1) as context:
         sampler = Sampler(SamplingParams(temperature=0), model)
         prompt = [1, 2, 3, 4, 5]
@@ -70,7 +70,7 @@ def test_generate_goes_on_from_what_the_sequence_holds(llama: Model) -> None:
 
 
 def test_an_end_token_ends_generation_and_is_not_yielded(llama: Model) -> None:
-    """A model whose third greedy token is declared the end yields two."""
+    """A model with its third greedy token declared the end yields two."""
     with Context(llama, n_ctx=256, n_threads=1) as context:
         tokens = list(context.generate(Sampler(SamplingParams(temperature=0), llama), [1, 2, 3], 10))
     index = next(i for i, token in enumerate(tokens) if token not in tokens[:i] and i > 0)

@@ -68,7 +68,7 @@ def test_good_files_pass(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("architecture", ["deepseek4", "qwen4exp", "gemma4-assistant"])
 def test_architectures_may_have_a_wider_output(tmp_path: Path, architecture: str) -> None:
-    """Hidden states side by side, or those of the model that is drafted for, are wider than embedding_length."""
+    """Concatenated hidden states, or the target model's, are wider than embedding_length."""
     wider = {f"{architecture}.embedding_length": 64, f"{architecture}.embedding_length_out": 256}
     path = write_model(tmp_path / "wide.gguf", LlamaSpec(), metadata={"general.architecture": architecture, **wider})
     check_gguf([path])
@@ -76,7 +76,7 @@ def test_architectures_may_have_a_wider_output(tmp_path: Path, architecture: str
 
 @pytest.mark.parametrize(("kind", "metadata", "message"), REFUSED)
 def test_what_would_abort_is_refused(tmp_path: Path, kind: str, metadata: dict[str, object], message: str) -> None:
-    """The error names the file, the key, the value and what it may be."""
+    """The error names the file, the key, the value and the allowed values."""
     path = write_model(tmp_path / "bad.gguf", GOOD[kind], metadata=metadata)  # type: ignore[arg-type]
     with pytest.raises(ModelLoadError, match=message) as error:
         Model.load(path)
@@ -134,7 +134,7 @@ def test_overrides_are_looked_at_in_place_of_the_files_values(tmp_path: Path) ->
 
 
 def test_every_part_of_a_split_set_is_looked_at(tmp_path: Path) -> None:
-    """A tensor type is found wrong in the last part, whose path the error names."""
+    """A wrong tensor type is found in the last part, and the error names its path."""
     parts = write_split_model(tmp_path / "tiny.gguf", LlamaSpec(), parts=3)
     check_gguf(parts)
     data = parts[2].read_bytes()
@@ -160,7 +160,7 @@ def test_every_part_of_a_split_set_is_looked_at(tmp_path: Path) -> None:
     ],
 )
 def test_files_that_are_no_gguf_are_refused(tmp_path: Path, data: bytes, message: str) -> None:
-    """Whatever the bytes are, the error says what is wrong with them."""
+    """For any bytes the error names the fault."""
     path = tmp_path / "broken.gguf"
     path.write_bytes(data)
     with pytest.raises(ModelLoadError, match=message):

@@ -1,4 +1,4 @@
-"""What is no grammar, what is too much of one, and that no text ends the process."""
+"""Invalid grammars, grammars that are too large, and texts: none ends the process."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_what_is_no_grammar_is_refused_with_the_reason(vocabulary: Model, gramma
 
 
 def test_an_error_in_a_grammar_names_line_and_column(vocabulary: Model) -> None:
-    """Where a grammar is wrong is said in lines and columns."""
+    """Errors in a grammar have lines and columns."""
     with pytest.raises(GrammarError, match="line 3, column 6"):
         Sampler(SamplingParams(grammar='root ::= a\n# comment\na ::=$ "x"'), vocabulary)
 
@@ -146,7 +146,7 @@ def test_every_grammar_of_the_source_tree_is_taken(vocabulary: Model, llama_cpp_
     ],
 )
 def test_ambiguous_grammars_are_followed_without_doubling(llama_cpp_source: Path, grammar: str) -> None:
-    """Grammars whose readings double with every character are followed through hundreds of them."""
+    """Grammars with a number of readings that doubles with every character are followed through hundreds of characters."""
     code = """
 import time
 model = Model.load(sys.argv[1], vocab_only=True)
@@ -162,7 +162,7 @@ print(sampler.num_generated)
 
 
 def test_a_grammar_that_is_too_ambiguous_raises_and_changes_nothing(vocabulary: Model) -> None:
-    """Where even one token would take seconds SamplingError is raised, and the sampler stands where it stood."""
+    """If even one token would take seconds SamplingError is raised, and the sampler is unchanged."""
     many = " | ".join(f'. . . . . . . . "{i}"' for i in range(4000))
     sampler = Sampler(SamplingParams(grammar=f"root ::= ({many})+", temperature=0), vocabulary)
     before = sampler.state()

@@ -56,7 +56,7 @@ def test_a_lazy_grammar_waits_through_a_long_text(vocabulary: Model) -> None:
 
 
 def test_an_anchored_trigger_counts_at_the_beginning_alone(vocabulary: Model) -> None:
-    """A text behind ^ begins the grammar where the output begins with it, and nowhere else."""
+    """A text after ^ begins the grammar if the output begins with it, and nowhere else."""
     options = SamplingParams(grammar='root ::= "<b" [0-9]', grammar_lazy=True, grammar_triggers=("^<b",), temperature=0)
     less, letter = (vocabulary.tokenizer.token_id(text) for text in "<b")
     assert less is not None and letter is not None

@@ -68,7 +68,7 @@ def _own_logging() -> Iterator[None]:
 @pytest.mark.usefixtures("_own_logging")
 @pytest.mark.parametrize("page", PAGES)
 def test_every_block_of_a_page_runs(page: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """What a page shows works."""
+    """The snippets of a page work."""
     blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), re.DOTALL)
     assert blocks
     names: dict[str, object] = {"__name__": "page"}
@@ -83,7 +83,7 @@ def test_every_block_of_a_page_runs(page: str, capsys: pytest.CaptureFixture[str
 
 
 def test_every_page_is_run() -> None:
-    """A page with Python in it is in one of the lists above."""
+    """A page with Python in it is in the lists above."""
     pages = {page.relative_to(DOCS).as_posix(): page.read_text(encoding="utf-8") for page in DOCS.rglob("*.md")}
     assert {name for name, text in pages.items() if "```python\n" in text} == {
         *PAGES,

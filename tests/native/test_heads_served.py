@@ -1,4 +1,4 @@
-"""A server with the spec types of draft heads: responses are those without heads, and drafts are counted."""
+"""A server with the spec types of draft heads: responses equal those without heads, and drafts are counted."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_text_is_the_same_and_drafts_are_counted_everywhere(served: Served, clie
 
 
 def test_a_stop_in_the_middle_of_accepted_drafts_ends_the_text_there(served: Served, client: httpx.Client) -> None:
-    """Also for the request after it, which goes on from what is cached of the first."""
+    """Also for the next request, which goes on from the cached prefix of the first."""
     with served.plain() as plain:
         whole = plain.generate(PROMPT, max_tokens=100, temperature=0, ignore_eos=True, cache_prompt=False).text
     stops = [pair for pair in map("".join, pairwise(whole)) if pair.isascii() and pair.isprintable()]

@@ -131,7 +131,7 @@ def test_streams_together_say_what_each_says_alone(tried: Tried) -> None:
 
 @pytest.mark.usefixtures("deep")
 def test_draws_of_a_seed_are_those_without_drafts(mtp: Tried) -> None:
-    """Choices share a prompt's cells in both memories, and draw with penalties what they draw alone."""
+    """Choices share a prompt's cells in both memories, and draw with penalties the same as alone."""
     options: dict[str, Any] = {"temperature": 0.7, "max_tokens": 16, "ignore_eos": True, "n": 3, "repeat_penalty": 1.1}
     with mtp.plain() as plain, mtp.llm() as llm:
         for seed in range(6):
@@ -143,7 +143,7 @@ def test_draws_of_a_seed_are_those_without_drafts(mtp: Tried) -> None:
 
 @pytest.mark.usefixtures("deep")
 def test_the_preempted_go_on_with_drafts(tried: Tried) -> None:
-    """Their cells are moved to host memory and back, those of the heads with them."""
+    """Their cells are moved to host memory and back, with the heads' cells."""
     prompts = [f"{index} " + "the quick brown fox " * 6 for index in range(6)]
     options: dict[str, Any] = {**GREEDY, "max_tokens": 100}
     small = {"num_slots": 4, "n_ctx": 512}
@@ -157,7 +157,7 @@ def test_the_preempted_go_on_with_drafts(tried: Tried) -> None:
 
 @pytest.mark.usefixtures("deep")
 def test_prefixes_in_host_memory_and_files_have_the_heads_part(tried: Tried, tmp_path: Path) -> None:
-    """What is evicted and loaded again is followed: the next drafts are as right as before."""
+    """After an eviction and a load the sequence is still followed: the next drafts are as right as before."""
     prompt = "the quick brown fox jumps over the lazy dog " * 4
     options: dict[str, Any] = {**GREEDY, "max_tokens": 60}
     with tried.plain() as plain:
@@ -183,7 +183,7 @@ def test_prefixes_in_host_memory_and_files_have_the_heads_part(tried: Tried, tmp
 
 @pytest.mark.usefixtures("deep")
 def test_cancelled_and_stopped_streams_leave_the_others_as_they_are(mtp: Tried) -> None:
-    """A stop within accepted drafts cuts both memories; the next request finds what is left."""
+    """A stop within accepted drafts cuts both memories; the next request finds the rest."""
     with mtp.plain() as plain, mtp.llm() as llm:
         alone = plain.generate(PROMPTS[1], **GREEDY)
         stop = alone.text[20:23]
@@ -234,7 +234,7 @@ def test_adapters_and_drafts_go_together(mtp: Tried, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("deep")
 @pytest.mark.parametrize("kind", ["eagle3", "hybrid"])
 def test_text_behind_an_image_has_drafts(tiny_models: TinyModels, kind: str) -> None:
-    """The output is what it is without; the hybrid's positions leave some out behind the image (M-RoPE)."""
+    """The output is the same as without; the hybrid's positions leave some out after the image (M-RoPE)."""
     tried = Tried(tiny_models, kind)
     mmproj = tiny_models(LlavaVisionSpec() if kind == "eagle3" else Qwen25VisionSpec())
     prompt = ["Hello", Image(picture(1, 150, 90)), PROMPTS[1]]
@@ -269,7 +269,7 @@ def test_a_model_that_was_loaded_before_brings_its_heads(mtp: Tried) -> None:
 
 
 def test_estimates_have_the_heads(tried: Tried) -> None:
-    """Weights and cache of heads in the model's file from its header, those of a file beside it by a plan."""
+    """Weights and cache of heads in the model's file from its header, of heads in another file by a plan."""
     for dry_run in (True, False) if tried.kind not in FILES else (True,):
         without = estimate_memory(tried.path, dry_run=dry_run)
         estimate = estimate_memory(tried.path, dry_run=dry_run, speculation=tried.speculation)

@@ -76,7 +76,7 @@ def qwen(tmp_path: Path) -> Path:
 
 
 def expected_ids(files: tuple[Path, Path], before: str, pixels: Any, after: str, count: int = 10) -> list[int]:
-    """What a context generates that is given the texts and the embeddings one after another."""
+    """Return a context's generated tokens, given the texts and the embeddings in order."""
     with Model.load(files[0]) as model, MediaProjector.load(files[1], model, n_threads=1) as projector:
         with Context(model, n_ctx=1024, n_batch=512, n_ubatch=512, n_seq_max=2, **EXACT) as context:
             sampler, position = Sampler(SamplingParams(temperature=0, ignore_eos=True), model), 0
@@ -171,7 +171,7 @@ def test_no_memory_for_embeddings_costs_time_alone(qwen: Path) -> None:
 
 
 def test_pictures_that_have_to_make_way_are_computed_again(files: tuple[Path, Path]) -> None:
-    """In a memory for two of them, with eight at once that share it: each generates what it does alone."""
+    """In a memory for two of them, with eight at once that share it: each generates the same as alone."""
     prompts = [["hello", Image(picture(seed, 150, 90)), QUESTION] for seed in (1, 2, 3, 4)] * 2
     options = {**GREEDY, "max_tokens": 40}
     with LLM(files[0], cache_prompt=False, **ENGINE) as llm:
@@ -182,7 +182,7 @@ def test_pictures_that_have_to_make_way_are_computed_again(files: tuple[Path, Pa
 
 
 def test_speculation_proposes_no_images(files: tuple[Path, Path]) -> None:
-    """Where the last tokens came before, right in front of one; the output is what it is without."""
+    """If the last tokens came before, directly in front of an image; the output is the same as without."""
     prompt = ["hello hello hello", Image(picture(1)), "hello hello hello", Image(picture(2)), "hello hello hello"]
     options = {**GREEDY, "max_tokens": 40}
     with LLM(files[0], swa_full=True, **ENGINE) as llm:
@@ -244,7 +244,7 @@ def test_what_cannot_be_is_refused_and_the_engine_goes_on(qwen: Path, isolation:
 
 
 def test_a_prompt_ends_with_a_token(tmp_path: Path) -> None:
-    """Where the model wants nothing behind an image."""
+    """If the model has no mark after an image."""
     text, vision = PAIRS["llava"]
     write_model(tmp_path / "mmproj.gguf", vision)
     with LLM(write_model(tmp_path / "llava.gguf", text), **ENGINE) as llm:
@@ -305,7 +305,7 @@ def test_requests_go_on_in_the_next_worker(qwen: Path) -> None:
 
 
 def test_async(qwen: Path) -> None:
-    """As the other."""
+    """With the same results as the other."""
 
     async def run() -> tuple[Any, Any]:
         async with AsyncLLM(qwen, **ENGINE) as llm:
@@ -323,7 +323,7 @@ def test_async(qwen: Path) -> None:
 
 
 def test_a_model_without_a_projector_takes_no_images(tiny_models: TinyModels, tmp_path: Path) -> None:
-    """And says how to get one; nor does one whose projector is left out, or one of two that are there."""
+    """With the way to get a projector; also if its projector is left out, or if there are two."""
     model = write_model(tmp_path / "model.gguf", Qwen2VlSpec())
     for options in ({}, {"mmproj": False}, {"isolation": "process"}):
         with LLM(model, **options, **ENGINE) as llm:
@@ -377,7 +377,7 @@ def test_a_model_that_generates_nothing_takes_no_projector(tmp_path: Path) -> No
 
 
 def test_limits_of_tokens_that_a_projector_does_not_keep_are_refused(files: tuple[Path, Path], kind: str) -> None:
-    """Those of a projector of one size; with one of any size, images have at least and at most as many."""
+    """For a projector of a fixed size, its number; for a projector of any size, images have at least and at most that many."""
     if kind not in _ANY_SIZE:
         for options in ({"image_min_tokens": 5000}, {"image_max_tokens": 1}):
             with pytest.raises(
@@ -420,7 +420,7 @@ def test_wrong_options_are_refused(qwen: Path) -> None:
 def test_every_block_of_the_guide_runs(
     files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What it shows works, with each kind of projector."""
+    """Its snippets work, with each kind of projector."""
     page = Path(__file__).parents[2] / "docs/guide/media.md"
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     monkeypatch.chdir(files[0].parent)
@@ -466,7 +466,7 @@ def stand_in() -> tuple[StandIn, MediaEncoder]:
 
 
 def test_embeddings_are_kept_within_their_bytes(stand_in: tuple[StandIn, MediaEncoder]) -> None:
-    """The least recently used go first; what is too large alone is not kept."""
+    """The least recently used are evicted first; an item that is too large alone is not kept."""
     projector, encoder = stand_in
     projector.may_go.set()
     media = [MediaItem(3, 4, 4, b"x")]
@@ -482,7 +482,7 @@ def test_embeddings_are_kept_within_their_bytes(stand_in: tuple[StandIn, MediaEn
 
 
 def test_images_of_one_size_are_encoded_at_once(stand_in: tuple[StandIn, MediaEncoder]) -> None:
-    """Those that follow one another; an image that comes twice, and one that is kept, are encoded once."""
+    """Neighbouring images; an image that comes twice, and a cached image, are encoded once."""
     projector, _ = stand_in
     encoder, groups = MediaEncoder(projector, 1 << 20), []  # type: ignore[arg-type]
     projector.may_go.set()
@@ -650,7 +650,7 @@ def test_a_conversation_about_a_picture_computes_what_is_new(qwen: Path, tmp_pat
 
 
 def test_a_bad_picture_leaves_a_conversation_as_it_was(qwen: Path) -> None:
-    """Whether its header shows it, or what is behind that."""
+    """If its header shows it, and if only the later data do."""
     write_model(qwen, Qwen2VlSpec(), metadata={"tokenizer.chat_template": CHAT_TEMPLATE})
     with LLM(qwen, **ENGINE) as llm:
         talk = Conversation(llm, **GREEDY)
@@ -676,7 +676,7 @@ def test_a_bad_picture_leaves_a_conversation_as_it_was(qwen: Path) -> None:
 
 
 class SlowEncoding(Instrument):
-    """Has a process of its own encode a picture whose first pixel is black until it is aborted, and die at one that is white."""
+    """Has a separate process encode a picture with a black first pixel until it is aborted, and die at a white first pixel."""
 
     def __init__(self) -> None:
         encode, aborted = MediaProjector.encode_images, threading.Event()
@@ -700,7 +700,7 @@ class SlowEncoding(Instrument):
 
 
 def marked(seed: int, value: int) -> Image:
-    """A picture by whose first pixel `SlowEncoding` knows it."""
+    """A picture with a first pixel that `SlowEncoding` knows."""
     pixels = picture(seed)
     pixels[0, 0] = value
     return Image(pixels)
@@ -708,7 +708,7 @@ def marked(seed: int, value: int) -> Image:
 
 @pytest.fixture(params=["thread", "process"])
 def slow(request: pytest.FixtureRequest, qwen: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LLM]:
-    """An engine whose encoder takes for ever over black pictures."""
+    """An engine with an encoder that takes for ever over black pictures."""
     monkeypatch.setattr(MediaProjector, "encode_images", MediaProjector.encode_images)
     monkeypatch.setattr(MediaProjector, "abort", MediaProjector.abort)
     instruments = ["tests.native.test_images:SlowEncoding"]
@@ -717,7 +717,7 @@ def slow(request: pytest.FixtureRequest, qwen: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_deadlines_and_cancels_end_requests_that_wait_for_an_encoding(slow: LLM) -> None:
-    """At their time, whatever is encoded in front of them, and what is encoded itself; others are encoded then."""
+    """At their time, whatever is encoded before them, and also during their own encoding; others are encoded then."""
     first = slow.stream(["a", marked(1, 0), "b"], max_tokens=5, timeout_s=1.5)
     behind = slow.stream(["a", marked(2, 100), "b"], max_tokens=5, ttft_timeout_s=0.3)
     queued = slow.stream(["a", marked(3, 100), "b"], max_tokens=5, queue_timeout_s=0.6)
@@ -739,7 +739,7 @@ def test_deadlines_and_cancels_end_requests_that_wait_for_an_encoding(slow: LLM)
 
 
 def test_stopping_ends_what_is_encoded_in_a_worker_too(slow: LLM) -> None:
-    """And what waits for it."""
+    """And waiting requests."""
     streams = [slow.stream(["a", marked(seed, 0), "b"], max_tokens=5) for seed in (1, 2)]
     time.sleep(0.3)
     slow.close()
@@ -810,7 +810,7 @@ def test_a_picture_that_kills_what_measures_it_is_blamed_on_no_stream(qwen: Path
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_choices_about_a_picture_share_it(qwen: Path, isolation: str) -> None:
-    """It is in memory once; each choice is what it is alone; so after preemption and replay."""
+    """It is in memory once; each choice is the same as alone; so after preemption and replay."""
     prompts = [["hello", Image(picture(seed, 150, 90)), QUESTION] for seed in (1, 2, 3)]
     options = {"max_tokens": 40, "temperature": 1.0, "seed": 5, "ignore_eos": True, "n": 3}
     with LLM(qwen, **ENGINE) as llm:
@@ -833,7 +833,7 @@ def test_choices_about_a_picture_share_it(qwen: Path, isolation: str) -> None:
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_prefixes_with_pictures_are_saved(files: tuple[Path, Path], tmp_path: Path, isolation: str) -> None:
-    """Another engine goes on from them without computing the pictures again, also from a part of what was saved."""
+    """Another engine goes on from them without computing the pictures again, also from a part of the saved prefix."""
     images = [Image(picture(seed, 150, 90)) for seed in (1, 2)]
     prompt = ["hello", images[0], "and then", images[1], QUESTION]
     others = [["hello", images[0], "and then", images[1], "another question"], ["hello", images[0], "nothing else"]]
@@ -862,7 +862,7 @@ def test_prefixes_with_pictures_are_saved(files: tuple[Path, Path], tmp_path: Pa
 
 
 def test_a_prefix_with_pictures_belongs_to_its_projector(tmp_path: Path) -> None:
-    """With another one the same pictures are others; the file says so, and also where its list of pictures was damaged."""
+    """With another projector the same pictures differ; the file reports it, and also if its list of pictures was damaged."""
     text, vision = PAIRS["llava"]
     model, projector = write_model(tmp_path / "model.gguf", text), tmp_path / "mmproj-model.gguf"
     prompt = ["hello", Image(picture(1)), QUESTION]

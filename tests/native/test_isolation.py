@@ -129,7 +129,7 @@ except KeyboardInterrupt:
 
 
 def test_errors_are_those_of_an_engine_with_a_thread() -> None:
-    """What is wrong with a request is raised at once; one of a list has its own."""
+    """An invalid request raises at once; a request of a list has its own error."""
     with isolated() as llm:
         for options, error in (
             ({"grammar": "root ::= ("}, GrammarError),
@@ -173,7 +173,7 @@ def test_what_cannot_go_to_another_process_is_refused() -> None:
 
 
 def test_a_model_that_cannot_be_loaded_raises_from_either_process(tmp_path: Path) -> None:
-    """By the front where the vocabulary is enough to know, by the worker otherwise."""
+    """By the front if the vocabulary is enough to know, by the worker otherwise."""
     with pytest.raises(ModelLoadError, match="cannot read"):
         isolated(model=tmp_path / "none.gguf")
     with pytest.raises(InvalidParams, match="n_batch"):
@@ -200,7 +200,7 @@ def test_loading_reports_its_progress() -> None:
 
 
 def test_loading_ends_where_that_is_wanted() -> None:
-    """By progress returning False, by the event, by what progress raises; no process stays."""
+    """By progress returning False, by the event, by an exception of progress; no process stays."""
     wanted = threading.Event()
     wanted.set()
 
@@ -223,9 +223,9 @@ def test_loading_ends_where_that_is_wanted() -> None:
     "params", [{"temperature": 0}, {"seed": 11}, {"seed": 12, "mirostat": 2}, {"seed": 13, "n": 2}]
 )
 def test_a_kill_in_mid_stream_changes_no_token(params: dict[str, Any]) -> None:
-    """Greedy, seeded, with a sampler that has a state, with two choices: ids and text are those of an undisturbed run.
+    """Greedy, seeded, with a sampler that has a state, with two choices: ids and text equal those of an undisturbed run.
 
-    What was computed token by token is computed at once after a death, so greedy text may differ from a near tie on.
+    Tokens computed one by one are computed at once after a death, so greedy text may differ from a near tie on.
     """
     options = {"max_tokens": 120, "ignore_eos": True, "stop": ["the old king"], **params}
     with isolated(**OPTIONS) as llm:
@@ -304,7 +304,7 @@ def test_adapters_encoders_and_rerankers_go_along(tiny_models: TinyModels, tmp_p
 
 
 def test_prefixes_are_saved_and_loaded_by_the_worker(tmp_path: Path) -> None:
-    """The next worker finds what the last one wrote; a wrong name is refused as before."""
+    """The next worker finds the last worker's files; a wrong name is refused as before."""
     prompt = [5 + index % 900 for index in range(300)]
     with isolated(state_folder=tmp_path) as llm:
         expected = llm.generate(prompt, temperature=0, max_tokens=5)

@@ -1,4 +1,4 @@
-"""Schemas that become grammars, and those that would end the process, take minutes or be followed in part."""
+"""Schemas that become grammars, and schemas that would end the process, take minutes or be followed in part."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ thread.join()
 
 @pytest.mark.parametrize("plain", [False, True])
 def test_long_chains_of_references_need_no_stack_of_the_caller(tmp_path: Any, plain: bool) -> None:
-    """Thousands of references, each behind the other, are translated or refused on a stack of 512 KiB."""
+    """Thousands of references in a chain are translated or refused on a stack of 512 KiB."""
     path = tmp_path / "schema.json"
     schema = chain(3000)
     if plain:
@@ -90,7 +90,7 @@ def test_what_would_take_minutes_is_refused(schema: dict[str, Any], message: str
 
 
 def test_schemas_at_the_limits_are_translated() -> None:
-    """The highest number of optional properties is one that can be had, additional ones beside them."""
+    """The highest number of optional properties works, with additional properties."""
     schema = {"type": "object", "properties": properties(500), "additionalProperties": {"type": "null"}}
     assert 'p499-kv ::= "\\"p499\\""' in grammar_of(schema)
 

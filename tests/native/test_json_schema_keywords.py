@@ -1,4 +1,4 @@
-"""Keywords of JSON schemas: each is enforced where it is accepted, and refused by name and path where it is not."""
+"""Keywords of JSON schemas: each is enforced if it is accepted, and refused by name and path if it is not."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def test_an_alternative_that_is_no_object_is_named_by_the_translation(vocabulary
 
 
 def test_many_alternatives_are_distinguished_in_bounded_time() -> None:
-    """A schema of the largest size whose alternatives all have to be compared is refused and not computed for minutes."""
+    """A schema of the largest size with alternatives that all have to be compared is refused and not computed for minutes."""
     alternatives = [of("object", properties={"a": of("integer")}) for _ in range(3000)]
     with pytest.raises(GrammarError, match="#/oneOf"):
         check_keywords({"oneOf": alternatives})
@@ -291,7 +291,7 @@ _SCHEMA = st.recursive(_LEAF, _objects, max_leaves=4)
 def test_what_an_accepted_schema_generates_is_valid(
     vocabulary: Model, schema: dict[str, Any], definition: Any, seed: int
 ) -> None:
-    """Whatever keywords are put together: the schema is refused, or a validator takes what comes of it."""
+    """For any combination of keywords: the schema is refused, or a validator accepts the text."""
     schema = {**schema, "$defs": {"p": definition}}
     try:
         sampler = Sampler(SamplingParams(json_schema=schema, seed=seed, **OPEN), vocabulary)
@@ -304,13 +304,13 @@ def test_what_an_accepted_schema_generates_is_valid(
 
 
 def _validator(schema: dict[str, Any]) -> Any:
-    """Another implementation's opinion, by the draft in which a list of items is a tuple where there is one."""
+    """Another implementation's opinion, by the draft in which a list of items is a tuple if there is one."""
     draft = _DRAFT['"items": [' in json.dumps(schema)]
     return jsonschema_rs.validator_for({"$schema": draft, **schema}, validate_formats=True)
 
 
 def _generated(sampler: Sampler, model: Model, seed: int) -> str | None:
-    """Return a text from random logits over few characters, most of them such that end something; None where it does not end."""
+    """Return a text from random logits over few characters, most of which end something; None if it does not end."""
     tokens = _characters(model)
     ids, weights = np.array([tokens[c] for c in _ALPHABET]), np.array([_CLOSES * (c in '"}]') for c in _ALPHABET])
     rng, text = np.random.default_rng(seed), ""

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.native
 
 
 def test_lines_arrive_at_their_levels(tiny_models: TinyModels, caplog: pytest.LogCaptureFixture) -> None:
-    """What llama.cpp logs during a load is debug output of the logger paceline.llama, a line a record."""
+    """llama.cpp's log lines during a load are debug output of the logger paceline.llama, a line a record."""
     with caplog.at_level(logging.DEBUG, logger="paceline.llama"):
         Model.load(tiny_models("llama")).close()
     records = [record for record in caplog.records if record.name == "paceline.llama"]
@@ -86,7 +86,7 @@ print(Model.load({str(tiny_models("llama"))!r}).n_layer)
 
 
 def test_an_exit_in_a_thread_during_delivery_ends_that_thread(tiny_models: TinyModels) -> None:
-    """SystemExit of a handler is raised in the thread whose call it was, not in the main one."""
+    """SystemExit of a handler is raised in the calling thread, not in the main thread."""
     code = f"""
 import logging, sys, threading
 from paceline.runtime import Model

@@ -1,4 +1,4 @@
-"""Logits processors of a user's own, on the demo model: what they see, what comes of them, and how they fail."""
+"""Logits processors of a user's own, on the demo model: their input, their effect, and their failures."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def no_repeats(token_ids: list[int], logits: Any) -> Any:
 
 @pytest.mark.parametrize("options", [GREEDY, {**GREEDY, "temperature": 0.8, "seed": 3}, MIROSTAT])
 def test_a_processor_that_changes_nothing_changes_nothing(llm: LLM, options: dict[str, Any]) -> None:
-    """Tokens, text and log-probabilities are those without one; so are those of requests beside it."""
+    """Tokens, text and log-probabilities equal those without a processor, and so do other requests'."""
     wanted: dict[str, Any] = {"max_tokens": 20, "logprobs": 3, **options}
     plain = llm.generate(STORY, **wanted)
     processed = llm.generate(STORY, logits_processors=[same, same], **wanted)
@@ -102,7 +102,7 @@ def test_log_probabilities_are_of_the_model_or_of_what_was_drawn_from(llm: LLM) 
 
 
 def test_constraints_and_bans_hold_beside_processors(llm: LLM) -> None:
-    """A schema, a grammar, thinking with a budget, stops and min_tokens; a processor cannot allow what they forbid."""
+    """A schema, a grammar, thinking with a budget, stops and min_tokens; a processor cannot allow forbidden tokens."""
 
     def loves_a(token_ids: list[int], logits: Any) -> Any:
         logits[llm.tokenizer.encode("a", add_special=False)] += 1000
@@ -150,7 +150,7 @@ def leave(token_ids: list[int], logits: Any) -> Any:
 def test_one_that_fails_ends_its_own_choice_alone(
     llm: LLM, processor: Any, error: type[PacelineError], message: str, num_tokens: int
 ) -> None:
-    """With what there was until then; others go on, and so does the engine."""
+    """With the text until then; others go on, and so does the engine."""
     options: dict[str, Any] = {"max_tokens": 8, **GREEDY}
     with llm.stream(STORY, **options) as beside, llm.stream(STORY, logits_processors=[processor], **options) as failing:
         chunks: list[StreamChunk] = []

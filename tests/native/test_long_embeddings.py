@@ -1,4 +1,4 @@
-"""Embedding and reranking by an engine: texts up to the trained length, and what becomes of longer ones."""
+"""Embedding and reranking by an engine: texts up to the trained length, and longer texts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def ids(count: int) -> list[int]:
 def test_texts_up_to_the_trained_length_are_embedded(
     tiny_models: TinyModels, spec: BertSpec | LlamaSpec, isolation: str
 ) -> None:
-    """By default; one token more is refused by its length, and cut where truncate is set."""
+    """By default; one token more is refused by its length, and cut if truncate is set."""
     options = {"n_threads": 1, "flash_attn": "off", "num_slots": 1, "isolation": isolation}
     with LLM(tiny_models(spec), **options) as llm:  # type: ignore[arg-type]
         assert llm.limits.max_embedding_tokens == TRAINED
@@ -54,7 +54,7 @@ def test_texts_up_to_the_trained_length_are_embedded(
     ("side", "cut"), [("right", [1, 5, 6, 7, 2]), ("left", [1, 8, 9, 10, 2]), ("middle", [1, 5, 9, 10, 2])]
 )
 def test_the_tokens_at_both_ends_stay(side: Truncate, cut: list[int]) -> None:
-    """Bos in front and eos or sep at the end, which models pool at; a limit of nothing more keeps what fits."""
+    """Bos in front and eos or sep at the end, at which models pool; a limit of nothing more keeps the fitting part."""
     options = RequestOptions(truncate=side)
     special = {"bos": 1, "eos": 2}
     text = [1, 5, 6, 7, 8, 9, 10, 2]

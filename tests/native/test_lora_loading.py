@@ -1,4 +1,4 @@
-"""LoRA adapters that are loaded and unloaded while an engine generates: real files, and what llama.cpp would abort on."""
+"""LoRA adapters that are loaded and unloaded while an engine generates: real files, and files that llama.cpp would abort on."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def tokens(llm: LLM, **options: Any) -> list[int]:
 
 @isolations
 def test_an_adapter_is_loaded_used_and_unloaded(llm: LLM, tmp_path: Path, tiny_models: TinyModels) -> None:
-    """It gives what an engine gives that had it from its start; without it all is as before."""
+    """It gives the output of an engine that had it from its start; without it nothing changes."""
     path = adapter(tmp_path)
     with LLM(tiny_models("llama"), **SMALL, lora=[path]) as begun:
         expected = tokens(begun, lora={"lora": 1.0})
@@ -92,7 +92,7 @@ def test_an_adapter_that_a_stream_uses_stays_until_its_end(llm: LLM, tmp_path: P
 
 
 def test_adapters_come_and_go_while_streams_run(llm: LLM, tmp_path: Path) -> None:
-    """Sequences with and without adapters get what they get alone, however many adapters are loaded and freed meanwhile."""
+    """Sequences with and without adapters get the same as alone, however many adapters are loaded and freed meanwhile."""
     paths = [adapter(tmp_path, f"a{seed}", seed=seed) for seed in range(3)]
     llm.load_lora("fixed", paths[0])
     expected = {"none": tokens(llm), "fixed": tokens(llm, lora={"fixed": 1.0})}
@@ -156,7 +156,7 @@ def test_files_that_are_no_adapter_for_the_model_are_refused(llm: LLM, tmp_path:
 def test_an_adapter_for_every_matrix_fits_a_context_that_was_made_before(
     tiny_models: TinyModels, tmp_path: Path
 ) -> None:
-    """llama.cpp's graph has nodes for the adapters of the moment, not for those when the context was made."""
+    """llama.cpp's graph has nodes for the current adapters, not for the adapters at the context's creation."""
     every = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_gate", "ffn_down", "output", "token_embd")
     with Model.load(tiny_models("llama")) as model, Context(model, n_ctx=256, n_threads=1) as context:
         context.decode([1, 2, 3])

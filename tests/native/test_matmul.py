@@ -117,7 +117,7 @@ def check(one: SingleProduct, n_threads: int) -> None:
 def test_products_are_exact_for_activations_of_eight_bits(
     name: str, kind: str, tokens: int, rows: int, blocks: int, n_threads: int, seed: int
 ) -> None:
-    """Any type and shape: where no activation is rounded, outputs are the sums in double precision."""
+    """Any type and shape: without rounded activations, outputs are the sums in double precision."""
     use_kernel(name)
     check(make(kind, tokens, rows, blocks, seed=seed), n_threads)
 
@@ -186,7 +186,7 @@ def any_weights(kind: str, rows: int, columns: int, seed: int) -> npt.NDArray[np
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_any_bits_of_weights_are_multiplied(each_kernel: str, kind: str) -> None:
-    """Codes and scales that no quantiser writes, such as the largest of both, are what dequantising makes of them."""
+    """Codes and scales that no quantiser writes, for example the largest of both, match dequantising."""
     weights = any_weights(kind, 70, 1024, 5)
     check(SingleProduct(type_name=kind, weights=weights, activations=whole_numbers(9, 1, 1024)), 2)
 
@@ -294,7 +294,7 @@ def test_values_that_are_no_numbers_stay_in_their_row(each_kernel: str, bad: flo
 
 
 def test_tiny_and_zero_activations_are_zeros(each_kernel: str) -> None:
-    """Rows whose largest value is no normal float give zeros, not NaN."""
+    """Rows with a largest value that is no normal float give zeros, not NaN."""
     activations = np.zeros((3, 1, 64), np.float32)
     activations[1] = 1e-42
     activations[2, 0, 40:] = -1e-39
@@ -318,7 +318,7 @@ SPECS = [LlamaSpec(n_embd=128, n_ff=224), Qwen2Spec(n_embd=128), Qwen2MoeSpec(n_
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: type(spec).__name__)
 def test_a_model_computes_what_it_does_with_llama_cpp(tmp_path: Path, spec: ModelSpec) -> None:
-    """Logits of a quantised model are those of llama.cpp's products, up to the rounding of activations."""
+    """Logits of a quantised model equal llama.cpp's, up to the rounding of activations."""
     path = quantised_model(tmp_path, spec)
     found = {}
     for name in ("llama.cpp", *kernels()):
@@ -374,7 +374,7 @@ def test_packed_weights_are_counted_as_memory(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/smaps")
 def test_pages_of_the_file_are_released_once_they_are_packed(tmp_path: Path) -> None:
-    """A process holds its packed weights, and not what they were read from too; with llama.cpp's products it holds the file."""
+    """A process holds its packed weights, and not their source too; with llama.cpp's products it holds the file."""
     path = shutil.copy(demo_model_path(), tmp_path / "copy.gguf")  # other tests' models map the original
 
     def resident() -> int:
@@ -406,7 +406,7 @@ def test_unknown_names_are_refused() -> None:
 
 
 def test_the_variable_selects_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PACELINE_CPU_MATMUL names the kernel of a process; a wrong name raises where it is first read."""
+    """PACELINE_CPU_MATMUL names the kernel of a process; a wrong name raises when it is first read."""
     command = [sys.executable, "-c", "from paceline.runtime.matmul import kernel; print(kernel())"]
     fastest, last = kernels()[0], kernels()[-1]
     default = "llama.cpp" if fastest.startswith("neon") else fastest

@@ -17,7 +17,7 @@ NEEDED |= {EMULATOR: "qemu-user-static", "cmake": "cmake", "ninja": "ninja-build
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the compiled check; skip where a tool or llama.cpp's source is not at hand."""
+    """Return the compiled check; skip if a tool or llama.cpp's source is missing."""
     missing = {command: package for command, package in NEEDED.items() if shutil.which(command) is None}
     if missing:
         pytest.skip(f"{', '.join(missing)} not found; Debian has them in {', '.join(missing.values())}")

@@ -1,4 +1,4 @@
-"""Passes that are timed for the cost model: what they hold, when they run, and that they leave nothing behind."""
+"""Passes that are timed for the cost model: their rows, their time, and that they leave nothing behind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.runtime import Context
 
 @contextmanager
 def calibrated(num_slots: int) -> Iterator[tuple[Calibration, Context, list[Sequence[MeasuredPass]]]]:
-    """A calibration on the demo model, and what it hands over."""
+    """A calibration on the demo model, and its results."""
     learned: list[Sequence[MeasuredPass]] = []
     built = build(demo_model_path(), engine_arguments({"num_slots": num_slots, "n_ctx": 4096}))
     assert built.context is not None
@@ -31,7 +31,7 @@ def calibrated(num_slots: int) -> Iterator[tuple[Calibration, Context, list[Sequ
 
 @pytest.mark.parametrize(("num_slots", "most_rows"), [(1, 1), (3, 3), (16, 8)])
 def test_passes_are_measured_and_leave_the_context_empty(num_slots: int, most_rows: int) -> None:
-    """One row that decodes, then as many as slots up to eight, then pieces of a prompt, none smaller than the one before."""
+    """One decoding row, then as many as slots up to eight, then pieces of a prompt, none smaller than the last."""
     with calibrated(num_slots) as (passes, context, learned):
         passes.begin()
         while passes.step():
@@ -68,7 +68,7 @@ def test_a_start_makes_only_passes_that_are_over_at_once(monkeypatch: pytest.Mon
 def test_a_stepthat_fails_ends_a_calibration(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception, num_warnings: int
 ) -> None:
-    """What was measured before counts; a failure is logged, the end of the engine is none."""
+    """Earlier measurements count; a failure is logged, the end of the engine is not."""
     monkeypatch.setattr(engine_factory, "_START_S", 0.0)
     with calibrated(4) as (passes, _, learned):
         passes.begin()

@@ -119,7 +119,7 @@ def test_the_vector_is_the_last_hidden_state(files: tuple[Path, Path], isolation
 
 
 def test_texts_are_embedded_as_by_an_embedder(files: tuple[Path, Path]) -> None:
-    """Also such as take several passes."""
+    """Also prompts that take several passes."""
     with Model.load(files[0]) as model:
         ids = [5 + number % 40 for number in range(700)]
         with (
@@ -158,7 +158,7 @@ def test_an_item_of_several_passes_is_as_at_once(qwen: Path) -> None:
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_the_models_own_pooling_is_taken(qwen: Path, isolation: str) -> None:
-    """Where it is that of the last token."""
+    """With pooling of the last token."""
     prompt = ["a", Image(picture(1)), "b"]
     with LLM(qwen, isolation=isolation, **ENGINE) as llm:
         assert np.array_equal(llm.embed(prompt), llm.embed(prompt, pooling="last"))
@@ -194,7 +194,7 @@ def test_what_cannot_be_is_refused_and_the_engine_goes_on(qwen: Path, isolation:
 
 
 def test_a_prompt_ends_with_a_token(tmp_path: Path) -> None:
-    """Where the model wants nothing behind an image."""
+    """If the model has no mark after an image."""
     text, vision = PAIRS["llava"]
     write_model(tmp_path / "mmproj.gguf", vision)
     with LLM(write_model(tmp_path / "llava.gguf", text), **ENGINE) as llm:
@@ -221,7 +221,7 @@ def test_a_model_that_takes_no_images_says_so(qwen: Path, tmp_path: Path, isolat
 
 
 def test_async_and_generation_beside_it(qwen: Path) -> None:
-    """Many at once, with streams in between: each vector is what it is alone."""
+    """Many at once, with streams in between: each vector is the same as alone."""
     prompts: list[Any] = [["a", Image(picture(seed, 90, 60)), "b"] for seed in range(4)]
 
     async def run() -> None:
@@ -242,7 +242,7 @@ def test_async_and_generation_beside_it(qwen: Path) -> None:
 
 @pytest.fixture(params=["thread", "process"])
 def slow(request: pytest.FixtureRequest, qwen: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LLM]:
-    """An engine whose encoder takes for ever over black pictures."""
+    """An engine with an encoder that takes for ever over black pictures."""
     monkeypatch.setattr(MediaProjector, "encode_images", MediaProjector.encode_images)
     monkeypatch.setattr(MediaProjector, "abort", MediaProjector.abort)
     instruments = ["tests.native.test_images:SlowEncoding"]
@@ -275,7 +275,7 @@ def test_deadlines_and_cancels_end_requests_that_are_encoded_or_wait_for_it(slow
 
 
 def test_closing_ends_what_is_encoded(slow: LLM) -> None:
-    """And what waits for it."""
+    """And waiting requests."""
     futures = [slow.engine.embed([["a", marked(seed, 0), "b"]], None, RequestOptions()) for seed in (1, 2)]
     time.sleep(0.3)
     slow.close()
@@ -285,7 +285,7 @@ def test_closing_ends_what_is_encoded(slow: LLM) -> None:
 
 
 def test_a_worker_that_dies_is_replaced_and_the_vectors_come(qwen: Path) -> None:
-    """Of what waited for it; a picture that kills the encoder ends its own request alone."""
+    """Of waiting requests; a picture that kills the encoder ends its own request alone."""
     prompts: list[Any] = [["a", marked(seed, 100), "b"] for seed in (1, 2, 3)]
     with LLM(qwen, isolation="process", instruments=["tests.native.test_images:SlowEncoding"], **ENGINE) as llm:
         expected = llm.embed(prompts)
@@ -303,7 +303,7 @@ def test_a_worker_that_dies_is_replaced_and_the_vectors_come(qwen: Path) -> None
 
 
 class WorkerReplicas(ClusterWorld):
-    """Replicas whose engines are workers with a model that sees."""
+    """Replicas with workers with a vision model."""
 
     def __init__(self, model: Path, *names: str) -> None:
         self._model = model
@@ -318,7 +318,7 @@ class WorkerReplicas(ClusterWorld):
 
 
 def test_a_cluster_embeds_images(qwen: Path) -> None:
-    """As an engine of its own does, also where the replica dies; what is wrong with an image reaches the caller."""
+    """With the results of a single engine, also if the replica dies; errors of an image reach the caller."""
     prompts: list[Any] = [["a", Image(picture(1)), "b"], "text", ["c", Image(picture(2)), "d"]]
     with LLM(qwen, **ENGINE) as llm:
         expected = llm.embed(prompts)
@@ -342,7 +342,7 @@ def test_a_cluster_embeds_images(qwen: Path) -> None:
 
 
 def test_audio_is_embedded_too(tmp_path: Path) -> None:
-    """What is heard makes a difference, and the same makes none."""
+    """Another sound changes the vector, and the same sound does not."""
     write_model(tmp_path / "mmproj.gguf", UltravoxAudioSpec())
     with LLM(write_model(tmp_path / "model.gguf", LlamaSpec(pooling="last")), **ENGINE) as llm:
         heard = [Audio(tone(1.0, pitch=pitch), 16000) for pitch in (300, 700, 300)]

@@ -1,4 +1,4 @@
-"""Projectors: files that are none or damaged, images that cannot be, and what encoders make of the others."""
+"""Projectors: invalid or damaged files, impossible images, and encodings of the others."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def item_of(parts: list[MediaPart]) -> MediaPart:
 
 
 def test_an_image_becomes_an_item_between_its_marks(projector: MediaProjector, kind: str) -> None:
-    """Measured from its size alone it is as long; other pixels make other embeddings, the same ones the same."""
+    """Measured from its size alone it is as long; other pixels make other embeddings, equal pixels the same."""
     assert projector.modalities == {"image"}
     assert projector.sample_rate is None
     parts = projector.encode_image(picture(1))
@@ -88,7 +88,7 @@ def test_an_image_becomes_an_item_between_its_marks(projector: MediaProjector, k
 
 @pytest.mark.parametrize("together", ["gemma4", "llava"])
 def test_several_images_are_as_each_alone(tiny_models: TinyModels, together: str) -> None:
-    """Computed together by Gemma 4's projector where they have one size, one after another by LLaVA's."""
+    """Computed together by Gemma 4's projector if they have one size, one after another by LLaVA's."""
     text, vision = PAIRS[together]
     images = [picture(1, 80, 64), picture(2, 80, 64), picture(3, 40, 64), picture(4, 80, 64)]
     with (
@@ -122,7 +122,7 @@ def test_places_are_a_grid_with_m_rope(tiny_models: TinyModels) -> None:
 
 
 def test_limits_of_tokens_are_kept(tiny_models: TinyModels) -> None:
-    """Those of projectors that take images of any size."""
+    """Limits of projectors that take images of any size."""
     text, vision = PAIRS["qwen2.5vl"]
     with Model.load(tiny_models(text)) as model:
         for least, most in ((40, 60), (None, 16), (30, None)):
@@ -137,7 +137,7 @@ def test_limits_of_tokens_are_kept(tiny_models: TinyModels) -> None:
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 400), (400, 1), (16384, 1), (1, 16384), (2000, 10), (3, 2), (57, 55)])
 def test_images_of_any_shape_are_encoded(projector: MediaProjector, size: tuple[int, int]) -> None:
-    """Also those that a resize rounds to nothing, or the projector says what it cannot take; then it goes on."""
+    """Also sizes that a resize rounds to nothing, or the projector reports its limits; then it goes on."""
     try:
         item = item_of(projector.encode_image(picture(3, *size)))
         assert item.embeddings is not None
@@ -303,7 +303,7 @@ def test_an_image_may_not_have_more_places_than_there_are(tiny_models: TinyModel
 
 
 class Less:
-    """A spec without one of its tensors."""
+    """A spec without a tensor."""
 
     def __init__(self, spec: Any, missing: str) -> None:
         self._spec, self._missing = spec, missing
@@ -406,7 +406,7 @@ def test_a_bmp_from_top_to_bottom_is_decoded() -> None:
 
 
 def test_a_png_is_unfolded_in_small_pieces_until_it_is_not_wanted() -> None:
-    """What is left of its data is not copied for each piece of a megabyte, and a check may end it."""
+    """The rest of its data is not copied for each piece of a megabyte, and a check may end it."""
     image = Image(png_of(bytes(8000 * 24001), 8000, 8000))
     with mock.patch("paceline.runtime.projector.zlib.decompressobj") as make:
         fed: list[int] = []

@@ -1,4 +1,4 @@
-"""Memory of sequences: removing, copying, keeping, saving and restoring, by what each class of memory can do."""
+"""Memory of sequences: removing, copying, keeping, saving and restoring, by the abilities of each class of memory."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_an_empty_sequence_has_no_positions(context: Context) -> None:
 
 
 def test_a_copy_goes_on_like_the_original(context: Context) -> None:
-    """A shared sequence has the original's logits, and what either does later leaves the other alone."""
+    """A shared sequence has the original's logits, and later changes of either leave the other alone."""
     context.decode(ids(40))
     context.copy(0, 1)
     expected = after(context, 0)
@@ -137,7 +137,7 @@ def test_recurrent_states_are_copied_without_unified_cells(tiny_models: TinyMode
 
 @pytest.mark.parametrize(("start", "end"), [(0, 6), (6, None), (3, 2)])
 def test_a_copy_of_what_is_not_held_is_refused(llama: Model, start: int, end: int | None) -> None:
-    """Nothing is clamped: the error says what the source holds."""
+    """Nothing is clamped: the error has the source's length."""
     with Context(llama, n_ctx=256, n_seq_max=2, **EXACT) as context:
         context.decode(ids(5))
         with pytest.raises(InvalidParams, match="at most 5"):
@@ -211,7 +211,7 @@ def test_a_partial_state_brings_a_sequence_back_that_has_gone_on(model: Model) -
 
 
 def test_a_partial_state_needs_a_sequence_that_holds_its_point(model: Model) -> None:
-    """Onto an empty or shorter sequence it is refused, and that one goes on as it was."""
+    """Onto an empty or shorter sequence it is refused, and that sequence goes on unchanged."""
     with Context(model, n_ctx=512, n_seq_max=3, **EXACT) as context:
         context.decode(ids(40))
         part = context.save_sequence(0, partial=True)
@@ -234,7 +234,7 @@ def test_an_empty_sequence_can_be_saved(context: Context) -> None:
 
 
 def test_files_hold_what_bytes_hold(llama: Model, tmp_path: Path) -> None:
-    """A file is written whole, replaces the one before, leaves nothing beside it, and restores."""
+    """A file is written whole, replaces the last file, leaves nothing beside it, and restores."""
     path = tmp_path / "slot.bin"
     path.write_bytes(b"old")
     with Context(llama, n_ctx=256, n_seq_max=2, **EXACT) as context:

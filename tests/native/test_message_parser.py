@@ -50,7 +50,7 @@ TEXTS = {
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_tool_calls_of_known_formats_are_read(reader: Reader, name: str) -> None:
-    """Tags, tagged arguments, channels, lists: what the model says becomes one record."""
+    """Tags, tagged arguments, channels, lists: the model's text becomes one record."""
     text = TEXTS[name]
     parsed = without_space(reader(name).parse(text))
     assert [(call.name, call.arguments) for call in parsed.tool_calls] == [("weather", '{"city":"Köln"}')]
@@ -68,7 +68,7 @@ def test_thinking_is_split_from_content_or_left_in_it(reader: Reader) -> None:
 
 
 def test_what_grows_is_read_from_any_beginning(reader: Reader) -> None:
-    """Contents and arguments only grow, and the whole is what was parsed at once."""
+    """Contents and arguments only grow, and the whole equals parsing at once."""
     parser = reader("Qwen-Qwen3-0.6B")
     text = (
         '<think>\nHm.\n</think>\n\nWait.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'

@@ -115,7 +115,7 @@ def test_letters_of_the_parsers_own_probe_change_nothing(prompt_of: Prompt, name
 
 
 def test_wrong_pieces_are_refused_and_the_message_goes_on(prompt_of: Prompt) -> None:
-    """A lone surrogate, no text, and what comes after the end."""
+    """A lone surrogate, no text, and text after the end."""
     stream = MessageStream(prompt_of("Qwen-Qwen3-0.6B"))
     deltas = stream.feed("Hello")
     for wrong in ("\ud800", 5, None):
@@ -131,7 +131,7 @@ def test_wrong_pieces_are_refused_and_the_message_goes_on(prompt_of: Prompt) -> 
 
 
 def test_content_goes_through_as_it_comes(prompt_of: Prompt) -> None:
-    """Also where it has characters of tags: no more than the beginning of a tag and blanks are held back."""
+    """Also if it has characters of tags: no more than the beginning of a tag and blanks are held back."""
     for options in ({}, {"tools": None}):
         stream, received, text = MessageStream(prompt_of("Qwen-Qwen3-0.6B", **options)), "", PROSE * 20
         for end, piece in enumerate(text, 1):
@@ -188,7 +188,7 @@ def test_text_that_is_not_of_the_format_is_the_content(prompt_of: Prompt) -> Non
 
 
 def test_what_follows_before_a_text_goes_wrong_is_kept(prompt_of: Prompt) -> None:
-    """What was passed on stays, and the rest is content as it was generated; the whole message is what was streamed."""
+    """Streamed parts stay, and the rest is content as generated; the whole message equals the streamed parts."""
     text = '<think>\nHm\n</think>\n\nSee <tool_call>\n{"name": "other", "arguments": {}}'
     stream = MessageStream(prompt_of("Qwen-Qwen3-0.6B"))
     deltas = [delta for piece in text for delta in stream.feed(piece)]
@@ -209,7 +209,7 @@ def test_a_call_that_the_parser_skips_is_the_content(prompt_of: Prompt) -> None:
 
 
 def test_a_format_without_thinking_and_tools_streams_everything() -> None:
-    """From the first character, with blanks where they were."""
+    """From the first character, with blanks in their places."""
     text = "  a <think>b</think>\n <tool_call> "
     stream = MessageStream(ChatFormat(demo(), CHATML).render(ASKED))
     deltas = [delta for piece in text for delta in stream.feed(piece)]
@@ -306,7 +306,7 @@ def test_what_was_read_of_a_prompt_is_not_taken_from_a_text_that_goes_wrong(prom
 
 @pytest.mark.parametrize("text", ["<think>\n", '<tool_call>\n{"na', "\n", "<tool_c"])
 def test_marks_that_are_cut_are_no_content(prompt_of: Prompt, text: str) -> None:
-    """They are the beginning of what would have come, and no reason to warn."""
+    """They are the beginning of a valid message, and no reason to warn."""
     for is_whole in (False, True):
         stream = MessageStream(prompt_of("Qwen-Qwen3-0.6B"), is_whole=is_whole)
         deltas = stream.feed(text)
@@ -320,7 +320,7 @@ def test_marks_that_are_cut_are_no_content(prompt_of: Prompt, text: str) -> None
 
 
 def test_half_a_call_at_the_end_is_content(prompt_of: Prompt) -> None:
-    """With a warning: its arguments are no JSON. One that is cut is the beginning of a call, and known as such."""
+    """With a warning: its arguments are no JSON. A cut call is the beginning of a call, and recognised as one."""
     text = '<tool_call>\n{"name": "weather", "arguments": {"city": "Kö'
     stream = MessageStream(prompt_of("Qwen-Qwen3-0.6B"), is_whole=True)
     stream.feed(text)
@@ -370,7 +370,7 @@ NUM_READABLE = 45
 
 
 def spelt(chat: ChatFormat, prompt: RenderedPrompt) -> str | None:
-    """Return a call as the template spells one in the conversation; None where its parser does not read it so."""
+    """Return a call in the template's spelling in the conversation; None if its parser does not read it so."""
     made = {"name": "weather", "arguments": '{"city": "Köln"}'}
     calls = [{"id": "123456789", "type": "function", "function": made}]
     talk = [*ASKED, {"role": "assistant", "content": "Wait.", "tool_calls": calls}]
@@ -392,7 +392,7 @@ def spelt(chat: ChatFormat, prompt: RenderedPrompt) -> str | None:
 
 
 def test_calls_of_every_format_are_read_wherever_they_are_cut(llama_cpp_source: Path) -> None:
-    """What is streamed is the whole; what is cut has no mark of a call in the content, and is no reason to warn."""
+    """The streamed parts are the whole; a cut text has no mark of a call in the content, and is no reason to warn."""
     num_read = 0
     for path in sorted((llama_cpp_source / "models" / "templates").glob("*.jinja")):
         chat = ChatFormat(demo(), path.read_text())

@@ -1,4 +1,4 @@
-"""`Model`: loading, what can go wrong with it, and what it tells."""
+"""`Model`: loading, its failures, and its facts."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_chat_templates_are_found_by_name(tmp_path: Path) -> None:
 
 
 def test_a_split_set_loads_from_its_first_part_and_equals_the_whole(tmp_path: Path) -> None:
-    """A model in three files computes what the same model in one file computes."""
+    """A model in three files computes the same as in one file."""
     spec = LlamaSpec()
     whole = write_model(tmp_path / "whole.gguf", spec)
     parts = write_split_model(tmp_path / "parts.gguf", spec, parts=3)
@@ -230,7 +230,7 @@ def test_a_callback_that_returns_false_cancels(tiny_models: TinyModels) -> None:
 
 
 def test_an_exception_in_the_callback_comes_out_of_load(tiny_models: TinyModels) -> None:
-    """The caller's own exception is raised, not one of ours, and the next load works."""
+    """The caller's own exception is raised, and the next load works."""
 
     def broken(_: float) -> None:
         raise ZeroDivisionError("mine")

@@ -1,4 +1,4 @@
-"""What `paceline info` reads from a file, against the same model with its weights loaded."""
+"""The facts that `paceline info` reads from a file, against the same model with its weights loaded."""
 
 from __future__ import annotations
 

@@ -45,14 +45,14 @@ def entry(name: str, **fields: Any) -> ModelEntry:
 
 @pytest.fixture(scope="module")
 def alone() -> str:
-    """What the demo model writes without a manager."""
+    """Return the demo model's text without a manager."""
     with LLM(**SMALL) as llm:
         return llm.generate(PROMPT, max_tokens=12, temperature=0).text
 
 
 @pytest.fixture(scope="module")
 def single() -> str:
-    """What it writes with one slot, whatever else uses the machine."""
+    """Return its text with one slot, independent of other load."""
     with LLM(**SINGLE) as llm:
         return llm.generate(PROMPT, max_tokens=12, temperature=0, cache_prompt=False).text
 
@@ -65,7 +65,7 @@ async def state_of(models: AsyncModelManager, name: str, state: str, timeout_s: 
 
 
 def test_three_models_take_turns_in_the_room_for_two(single: str) -> None:
-    """Every request gets what the model alone would write."""
+    """Every request gets the text of the model alone."""
 
     async def check() -> None:
         entries = [entry(name, options=SINGLE) for name in "abc"]
@@ -149,7 +149,7 @@ def test_a_sleeping_model_is_woken_by_its_next_use(alone: str) -> None:
 
 
 def test_unloading_ends_what_still_runs_with_an_error_that_says_so(alone: str) -> None:
-    """Streams and completions end as the contract says, what comes after raises; the next use loads again."""
+    """Streams and completions end as the contract says, later calls raise; the next use loads again."""
 
     async def check() -> None:
         async with AsyncModelManager([entry("a", options={"n_ctx": 4096})]) as models:
@@ -216,7 +216,7 @@ def test_the_need_is_planned_and_held(alone: str) -> None:
 
 
 def test_a_context_that_is_left_open_gets_an_eighth_of_the_budget(tmp_path: Path) -> None:
-    """What is planned is what is loaded; a model whose context is given has that."""
+    """The loaded memory equals the plan; a model with a given context has that context."""
     spec = LlamaSpec(n_embd=256, n_layer=8, n_ctx_train=65536)
     path = write_model(tmp_path / "long.gguf", spec)
     cell_bytes = estimate_memory(path, n_ctx=1024, num_slots=1, dry_run=False).cache_bytes // 1024
@@ -321,7 +321,7 @@ def test_threads_share_the_blocking_manager(tmp_path: Path, single: str) -> None
 
 
 def test_the_blocking_manager_ends_what_runs_when_it_is_closed() -> None:
-    """A completion in another thread is cut off, what comes after it raises, and close returns."""
+    """A completion in another thread is cut off, later calls raise, and close returns."""
     models = ModelManager([entry("a", options={"n_ctx": 4096})])
     caught: list[BaseException] = []
     began = threading.Event()

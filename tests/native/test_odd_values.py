@@ -46,7 +46,7 @@ ODD: list[Any] = [
 
 
 def outcome(call: Callable[[], Any]) -> str | None:
-    """Return what was raised that is no error of ours; iterators are advanced a little."""
+    """Return the raised exception that is no error of ours; iterators are advanced a little."""
     try:
         result = call()
         if isinstance(result, Iterator):
@@ -59,7 +59,7 @@ def outcome(call: Callable[[], Any]) -> str | None:
 
 
 def odd_calls(function: Callable[..., Any], good: dict[str, Any]) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """One call a parameter and odd value, the other parameters as they should be or left out."""
+    """One call a parameter and odd value, the other parameters valid or left out."""
     parameters = inspect.signature(function).parameters.values()
     needed = {parameter.name for parameter in parameters if parameter.default is parameter.empty}
     for parameter in parameters:

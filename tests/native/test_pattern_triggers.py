@@ -1,4 +1,4 @@
-"""Triggers of lazy grammars that are regular expressions: where they match, and what their search may cost."""
+"""Triggers of lazy grammars that are regular expressions: their matches, and the cost of their search."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def literal(text: bytes) -> str:
 
 @cache
 def tokens_of(model: Model, alphabet: bytes = ALPHABET) -> dict[bytes, int]:
-    """Return the tokens of some characters alone, by their bytes; those of byte fallback are left out."""
+    """Return the tokens of some characters alone, by their bytes, without byte fallback."""
     tokenizer = model.tokenizer
     pieces = {tokenizer.token_bytes(token): token for token in reversed(range(tokenizer.n_vocab))}
     return {piece: token for piece, token in pieces.items() if piece and set(piece) <= set(alphabet)}
 
 
 def first_match(pattern: str, pieces: Sequence[bytes]) -> tuple[int, int] | None:
-    """Return after how many tokens Python's `re` finds a match, and where its first group that is not empty begins."""
+    """Return the number of tokens before Python's `re` finds a match, and the start of its first non-empty group."""
     expression, text = re.compile(pattern.replace("$", "\\Z").encode()), b""
     for count, piece in enumerate(pieces, 1):
         text += piece
@@ -52,7 +52,7 @@ def first_match(pattern: str, pieces: Sequence[bytes]) -> tuple[int, int] | None
 
 
 def check_against_re(model: Model, pattern: str, pieces: Sequence[bytes]) -> bool:
-    """Check that the grammar begins with the token and at the place where `re` says; return whether it begins."""
+    """Check that the grammar begins with the token and at the place of `re`'s match; return whether it begins."""
     tokens, expected = tokens_of(model), first_match(pattern, pieces)
     count, start = expected or (len(pieces), 0)
     begun = b"".join(pieces[:count])[start:] if expected else b"never"
@@ -68,7 +68,7 @@ def check_against_re(model: Model, pattern: str, pieces: Sequence[bytes]) -> boo
 
 
 def random_pattern(rng: random.Random, depth: int = 0) -> str:
-    """Return a pattern whose repeated parts are never empty, on which engines of expressions differ."""
+    """Return a pattern without empty repeated parts, on which engines of expressions differ."""
     kind = rng.choice("ccccccss|*?(gn") if depth < 4 else "c"
     inner = depth + 1
     match kind:
@@ -127,7 +127,7 @@ MUSE = "(?:^|<\\|start\\|>assistant)( to=(?!self<\\|message\\|>)(?!user<\\|messa
     ],
 )
 def test_patterns_of_chat_formats_match_in_every_cut(vocabulary: Model, pattern: str, text: str) -> None:
-    """A text in tokens of one byte each, and in random longer ones."""
+    """A text in tokens of one byte each, and in random longer tokens."""
     if not pattern:
         with pytest.raises(InvalidParams, match="1 to 16384 characters"):
             PatternTrigger(pattern)
@@ -170,7 +170,7 @@ def test_other_triggers_count_beside_patterns(vocabulary: Model, text: str) -> N
 
 
 def test_copies_and_saved_states_go_on_with_the_search(vocabulary: Model) -> None:
-    """In the middle of a match; the one that they come from is not changed."""
+    """In the middle of a match; their original is not changed."""
     tokens = tokens_of(vocabulary)
     params = {"grammar": 'root ::= "<<" "!"'}
     trigger = PatternTrigger("^[ab]+(<<)")
@@ -215,7 +215,7 @@ def test_a_call_that_begins_wrongly_is_not_drawn(vocabulary: Model, options: dic
 
 
 def test_the_end_of_the_text_is_no_trigger(vocabulary: Model) -> None:
-    """A model may end its message where a pattern would match anything."""
+    """A model may end its message if a pattern would match anything."""
     end = vocabulary.tokenizer.special_tokens["eos"]
     with sampler_of(vocabulary, PatternTrigger("^(?!a)"), grammar='root ::= "b"') as sampler:
         assert sampler.may_end
@@ -236,7 +236,7 @@ def test_the_end_of_the_text_is_no_trigger(vocabulary: Model) -> None:
     ],
 )  # fmt: skip
 def test_patterns_that_are_malformed_or_too_large_are_refused(vocabulary: Model, pattern: str, reason: str) -> None:
-    """With what is wrong and where."""
+    """With the error and its place."""
     with pytest.raises(GrammarError, match=f"grammar_triggers: .*{reason}"):
         sampler_of(vocabulary, PatternTrigger(pattern))
 
@@ -245,7 +245,7 @@ def test_patterns_that_are_malformed_or_too_large_are_refused(vocabulary: Model,
     "pattern", ["(a+)+x", "(a|a)*x", "(?:a*)*x", "([ab]|a)*<x", "(?:(?!ab<)a)*x", "^(?:.?){200}x", ".*.*.*x"]
 )
 def test_no_pattern_takes_exponential_time(vocabulary: Model, pattern: str) -> None:
-    """Where a backtracking search would not come to an end, each token takes under 20 ms."""
+    """If a backtracking search would not come to an end, each token takes under 20 ms."""
     token = tokens_of(vocabulary)[b"a"]
     with sampler_of(vocabulary, PatternTrigger(pattern)) as sampler:
         started = time.perf_counter()
@@ -289,7 +289,7 @@ def test_tokens_that_all_begin_wrongly_take_bounded_time(vocabulary: Model, patt
 
 
 def test_a_long_text_before_a_match_stays_bounded(vocabulary: Model) -> None:
-    """A pattern whose match begins with the text is found behind 100 KB; behind 256 KiB where it may also begin later."""
+    """A pattern with a match that begins with the text is found after 100 KB; after 256 KiB if it may also begin later."""
     tokens = tokens_of(vocabulary, bytes(range(256)))
     for pattern, size, is_found in (
         ("^[\\s\\S]*?(<b)", 100_000, True),

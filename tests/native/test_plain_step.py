@@ -1,4 +1,4 @@
-"""`Context.plain_step`: what `Context.step` does, for rows that want their next token alone."""
+"""`Context.plain_step`: the same as `Context.step`, for rows that only want their next token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kept prefixes with every class of memory: what comes from memory is what computing it gives, logits included."""
+"""Kept prefixes with every class of memory: reused KV gives the same as computing it, logits included."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def ids(count: int, seed: int = 0) -> list[int]:
 
 
 class Load(Instrument):
-    """Counts what was computed."""
+    """Counts computed tokens."""
 
     def __init__(self) -> None:
         self.computed: Counter[int] = Counter()
@@ -90,7 +90,7 @@ def nothing_idle(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", MEMORY_CLASSES)
 def test_a_prompt_again_and_its_next_turn_are_as_if_computed(tiny_models: TinyModels, kind: str) -> None:
-    """From the device where parts can be shared, else from a snapshot: ids and logprobs of an engine that computed all."""
+    """From the device if parts can be shared, else from a snapshot: ids and logprobs of an engine that computed all."""
     path, prompt, load = tiny_models(kind), ids(90), Load()
     with LLM(path, **OPTIONS, instruments=[load]) as llm:
         first = llm.generate(prompt, **ASK)
@@ -108,7 +108,7 @@ def test_a_prompt_again_and_its_next_turn_are_as_if_computed(tiny_models: TinyMo
 
 
 def test_a_model_of_windows_alone_has_states_and_no_cells(tmp_path: Path) -> None:
-    """Every layer sees the last tokens only: what is kept is at the ends of prompts, and ranges of cells are empty."""
+    """Every layer sees the last tokens only: states are kept at the ends of prompts, and ranges of cells are empty."""
     path, prompt = write_model(tmp_path / "windows.gguf", Gemma3Spec(n_layer=5)), ids(90)
     with LLM(path, **OPTIONS) as llm:
         first = llm.generate(prompt, **ASK)
@@ -124,7 +124,7 @@ def test_a_model_of_windows_alone_has_states_and_no_cells(tmp_path: Path) -> Non
 def test_a_prompt_that_goes_another_way_is_as_if_computed(
     tiny_models: TinyModels, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Most of a known prompt and another end: at once where parts can be shared, else from the second such prompt on.
+    """Most of a known prompt and another end: at once if parts can be shared, else from the second prompt of this kind on.
 
     On a busy machine a state may take as long as so small a model's prompt: here it takes nothing.
     """
@@ -164,7 +164,7 @@ def test_what_is_before_a_control_token_is_shared_from_the_second_prompt_on(
 
 @pytest.mark.parametrize("kind", MEMORY_CLASSES)
 def test_prompts_that_begin_alike_at_once_are_as_if_computed(tiny_models: TinyModels, kind: str) -> None:
-    """Six on three slots: what they have in common is computed once, by the first of them; the others wait and share it."""
+    """Six on three slots: their common part is computed once, by the first of them; the others wait and share it."""
     path, load = tiny_models(kind), Load()
     prompts = [[*ids(LONG), *ids(20, seed)] for seed in range(1, 7)]
     with LLM(path, **{**OPTIONS, "num_slots": 3}, instruments=[load]) as llm:
@@ -177,7 +177,7 @@ def test_prompts_that_begin_alike_at_once_are_as_if_computed(tiny_models: TinyMo
 
 @pytest.mark.parametrize("kind", MEMORY_CLASSES)
 def test_forks_of_a_running_one_are_as_if_computed(tiny_models: TinyModels, kind: str) -> None:
-    """They share with it while it generates, what it generated too where that can be cut; its output is as undisturbed."""
+    """They share with it while it generates, generated tokens too if they can be cut; its output is undisturbed."""
     path, prompt = tiny_models(kind), ids(LONG)
     long = {**ASK, "max_tokens": 300}
     with LLM(path, **{**OPTIONS, "num_slots": 4, "n_ctx": 2048}) as llm:
@@ -201,7 +201,7 @@ def test_forks_of_a_running_one_are_as_if_computed(tiny_models: TinyModels, kind
 
 @pytest.mark.parametrize("kind", MEMORY_CLASSES)
 def test_choices_that_share_a_prompt_are_as_if_computed(tiny_models: TinyModels, kind: str) -> None:
-    """Three greedy choices on one prompt, copied while it runs, say three times what one says alone."""
+    """Three greedy choices on one prompt, copied while it runs, write three times the text of a single choice."""
     path, prompt = tiny_models(kind), ids(90)
     with LLM(path, **{**OPTIONS, "num_slots": 3}) as llm:
         found = llm.generate(prompt, **ASK, n=3)
@@ -287,7 +287,7 @@ def test_a_part_of_a_large_saved_range_fails_no_request(tiny_models: TinyModels)
 
 
 def test_adapters_do_not_share_with_the_base_model(tiny_models: TinyModels, tmp_path: Path) -> None:
-    """The same prompt with and without, and with another scale: each computes its own, and says what it says alone."""
+    """The same prompt with and without, and with another scale: each computes its own, and writes the same as alone."""
     path = tiny_models("llama")
     lora = {"a": write_lora(tmp_path / "a.gguf", KINDS["llama"], seed=1)}
     sets: list[dict[str, float]] = [{}, {"a": 1.0}, {"a": 0.5}]
@@ -470,7 +470,7 @@ def check_cuts(context: Context) -> None:
 
 
 def test_cells_at_other_positions_than_a_range_says_are_refused(any_context: Context) -> None:
-    """A range made by hand: neither loaded nor cut, and what the sequence and the others hold is as it was."""
+    """A range made by hand: neither loaded nor cut, and the sequence and the others are unchanged."""
     context = any_context
     if context.memory_class is not MemoryClass.ATTENTION and not context.has_state_apart:
         pytest.skip("no ranges")
@@ -497,7 +497,7 @@ def test_cells_at_other_positions_than_a_range_says_are_refused(any_context: Con
 
 
 def test_cells_and_states_that_do_not_belong_together_are_refused(context_with_states: Context) -> None:
-    """Too few cells, a sequence that has a state, cells that are not there: typed errors, and what is there goes on."""
+    """Too few cells, a sequence that has a state, missing cells: typed errors, and existing sequences go on."""
     context = context_with_states
     decode(context, ids(LONG))
     state = context.save_state(0, LONG)
@@ -532,7 +532,7 @@ def test_cells_and_states_that_do_not_belong_together_are_refused(context_with_s
 
 
 def test_a_long_series_of_checkpoints_loses_no_cell(context_with_states: Context) -> None:
-    """Copied, loaded and removed more often than there are cells: what is free afterwards is what was free before."""
+    """Copied, loaded and removed more often than there are cells: the same cells are free afterwards as before."""
     context = context_with_states
     decode(context, ids(LONG))
     state = context.save_state(0, LONG)
@@ -586,7 +586,7 @@ def test_ranges_are_put_together(llama_context: Context) -> None:
 
 
 def mapped_pages() -> int:
-    """Return the size of this process's address space; 0 where the system does not tell."""
+    """Return the size of this process's address space; 0 if the system does not report it."""
     statm = Path("/proc/self/statm")
     return int(statm.read_text().split()[0]) if statm.exists() else 0
 
@@ -661,7 +661,7 @@ def test_cells_that_are_not_there_are_not_saved(
 def test_cells_that_do_not_fit_are_not_loaded(
     llama_context: Context, seq_id: int, start: int, end: int, scratch: int
 ) -> None:
-    """Behind another end than theirs, beyond what was saved, through a scratch sequence in use: nothing is changed."""
+    """After another end than theirs, beyond the saved range, through a scratch sequence in use: nothing is changed."""
     context = llama_context
     context.decode(ids(40))
     context.decode(ids(5), seq_ids=1)
@@ -714,7 +714,7 @@ def test_damaged_cells_are_not_loaded(llama_context: Context, damage: str) -> No
 
 @pytest.mark.parametrize("kind", [kind for kind in MEMORY_CLASSES if kind not in ("llama", *APART)])
 def test_parts_of_what_is_only_saved_whole_are_refused(tiny_models: TinyModels, kind: str) -> None:
-    """Recurrent state: neither saved nor loaded in part, and what is there goes on."""
+    """Recurrent state: neither saved nor loaded in part, and the sequences go on."""
     with Model.load(tiny_models(kind)) as model, Context(model, n_ctx=256, n_seq_max=4, **EXACT) as context:
         context.decode(ids(40))
         for start, end in ((0, 39), (1, 40), (0, 41), (5, 5)):
@@ -729,7 +729,7 @@ def test_parts_of_what_is_only_saved_whole_are_refused(tiny_models: TinyModels, 
 
 
 def test_cells_are_the_same_object_for_every_caller(llama_context: Context) -> None:
-    """What was saved cannot be changed through a reference."""
+    """Saved bytes cannot be changed through a reference."""
     llama_context.decode(ids(10))
     state = llama_context.save_cells(0, 0, 10, scratch_seq_id=3)
     with pytest.raises(ValueError, match="read-only"):

@@ -1,6 +1,6 @@
-"""Contexts across a fork, at the end of the process, and where no more threads can be had.
+"""Contexts across a fork, at the end of the process, and without more threads.
 
-Each case may hang or end its process where it goes wrong, so each runs in one of its own.
+Each case may hang or end its process if it fails, so each runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ print(context.positions(0).last)
 
 
 def test_a_child_can_close_the_contexts_it_inherits(tiny_models: TinyModels) -> None:
-    """close() in the child waits for no thread, neither llama.cpp's nor those that draw."""
+    """close() in the child waits for no thread, neither llama.cpp's nor the drawing threads."""
     code = """
 model = Model.load(path)
 context = Context(model, n_ctx=512, n_seq_max=12, n_outputs_max=12, n_threads=2)
@@ -237,7 +237,7 @@ for thread in threads:
 
 
 def test_calls_after_the_end_began_are_refused(tiny_models: TinyModels) -> None:
-    """What runs at exit later than paceline's own end gets Closed and can still close its objects."""
+    """Code that runs at exit later than paceline's own end gets Closed and can still close its objects."""
     before = """
 def late():
     try:
@@ -257,7 +257,7 @@ context = Context(model, n_ctx=256, n_threads=1)
 
 
 def test_a_call_that_outlives_the_wait_does_not_end_the_process_badly(tiny_models: TinyModels) -> None:
-    """It comes back to an interpreter that is being taken down, and stays where it is."""
+    """It comes back to an interpreter that is being taken down, and stays in its call."""
     code = """
 from paceline.runtime.native_core import end_calls
 class Slow:
@@ -314,7 +314,7 @@ print(memory_in_use(context).cache_bytes >> 20, made >> 20, used >> 20, cleared 
 
 
 def test_threads_that_cannot_be_started_are_an_error(tiny_models: TinyModels) -> None:
-    """Where the system has no room for 200 threads, the context is refused and one with a single thread works."""
+    """If the system has no room for 200 threads, the context is refused and a context with a single thread works."""
     code = """
 model = Model.load(path)
 Context(model, n_ctx=256, n_threads=1).close()

@@ -74,7 +74,7 @@ def first_logits(model: Model, prompt: list[int]) -> npt.NDArray[np.float32]:
 @pytest.mark.parametrize("weights", ["F32", "F16", "Q8_0"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_loads_in_every_weight_type(tiny_models: TinyModels, kind: str, weights: str) -> None:
-    """Each kind of model loads with F32, F16 and Q8_0 weights and says what it is."""
+    """Each kind of model loads with F32, F16 and Q8_0 weights and reports its kind."""
     with Model.load(tiny_models(kind, weights=weights)) as model:
         assert model.metadata["general.architecture"] == KINDS[kind].architecture
         assert model.n_vocab == KINDS[kind].vocabulary.size
@@ -122,7 +122,7 @@ def test_the_same_arguments_write_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_a_split_set_is_the_same_model(tmp_path: Path) -> None:
-    """A set of three parts loads from its first part and gives what the single file does."""
+    """A set of three parts loads from its first part and gives the single file's output."""
     parts = write_split_model(tmp_path / "tiny.gguf", LlamaSpec(), parts=3)
     assert [part.name for part in parts] == [f"tiny-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
     whole = write_model(tmp_path / "whole.gguf", LlamaSpec())
@@ -140,7 +140,7 @@ def test_parts_that_cannot_be_even_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "falcon-h1"])
 def test_an_adapter_changes_the_output_of_a_model(tiny_models: TinyModels, tmp_path: Path, kind: str) -> None:
-    """A random LoRA adapter moves the logits clearly, and taking it away brings the old ones back."""
+    """A random LoRA adapter moves the logits clearly, and taking it away brings the old logits back."""
     path = write_lora(tmp_path / "lora.gguf", KINDS[kind])
     with Model.load(tiny_models(kind)) as model, Context(model, n_ctx=256, n_threads=1) as context:
         plain = first_logits(model, PROMPTS[0])
@@ -156,7 +156,7 @@ def test_an_adapter_changes_the_output_of_a_model(tiny_models: TinyModels, tmp_p
 
 
 def test_metadata_is_added_replaced_and_left_out(tmp_path: Path) -> None:
-    """Metadata given to the writer is in the file: added, in the place of the spec's, or missing where it is None."""
+    """Metadata given to the writer is in the file: added, in the place of the spec's, or missing if it is None."""
     extra = {**every_value_type(), "tokenizer.chat_template": CHAT_TEMPLATE, "llama.context_length": 77}
     with Model.load(write_model(tmp_path / "a.gguf", LlamaSpec(), metadata=extra)) as model:
         assert model.n_ctx_train == 77

@@ -49,7 +49,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> MediaTool:
 
 
 def generated(model: Path, media: Image | Audio) -> list[int]:
-    """What an engine writes about it."""
+    """Return an engine's text about it."""
     with LLM(model, n_ctx=1024, num_slots=2, **EXACT) as llm:
         found = llm.generate([BEFORE, media, AFTER], max_tokens=COUNT, temperature=0).token_ids
     return list(found)

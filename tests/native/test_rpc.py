@@ -1,4 +1,4 @@
-"""A model that another process computes over ggml's RPC: the same tokens, and what happens where that process is lost."""
+"""A model that another process computes over ggml's RPC: the same tokens, and the loss of that process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def server() -> Iterator[LendingServer]:
 
 @contextmanager
 def lent(server: LendingServer, **options: Any) -> Iterator[LLM]:
-    """An engine whose layers all lie with the server."""
+    """An engine with all layers on the server."""
     wanted: dict[str, Any] = {"rpc": [server.address], "num_slots": 4, "rpc_timeout_s": 3, **LOCAL, **options}
     with LLM(isolation="process", **wanted) as llm:
         yield llm
@@ -53,7 +53,7 @@ def local() -> Iterator[LLM]:
 
 
 def assert_as_local(local: LLM, found: list[int] | tuple[int, ...], prompt: str = STORY) -> None:
-    """Assert that tokens are what this machine draws, none twice and none missing."""
+    """Assert that tokens equal this machine's draws, none twice and none missing."""
     expected = local.generate(prompt, max_tokens=len(found), **GREEDY).token_ids
     assert_same_but_for_near_ties(local, local.tokenizer.encode(prompt), expected, found)
 
@@ -76,7 +76,7 @@ class Read:
 
 
 def test_another_process_computes_the_same_tokens(server: LendingServer, local: LLM) -> None:
-    """Several streams at once; and again with the next engine, as the server is done with the one that was closed."""
+    """Several streams at once; and again with the next engine, as the server is done with the closed engine."""
     prompts = [STORY, "The cat", "A king"]
     with lent(server) as llm:
         for prompt, completion in zip(prompts, llm.generate(prompts, max_tokens=40, **GREEDY), strict=True):
@@ -100,7 +100,7 @@ def test_its_layers_lie_there(server: LendingServer) -> None:
 
 
 def test_two_servers_share_a_model(server: LendingServer, local: LLM) -> None:
-    """Each has layers, in shares that can be given; the one that is lost is the one that is named."""
+    """Each has layers, in given shares; the error names the lost server."""
     with LendingServer() as other:
         both = [server.address, other.address]
         estimate = estimate_memory(demo_model_path(), rpc=both, n_ctx=4096, tensor_split=[3, 1])
@@ -121,7 +121,7 @@ def test_two_servers_share_a_model(server: LendingServer, local: LLM) -> None:
 
 
 def test_a_server_that_dies_in_mid_stream_is_awaited(server: LendingServer, local: LLM) -> None:
-    """The streams go on where they were once it is back: each token comes once."""
+    """The streams go on at the same place once it is back: each token comes once."""
     with lent(server, rpc_timeout_s=60) as llm:
         with (
             llm.stream(STORY, max_tokens=120, **GREEDY) as one,
@@ -142,7 +142,7 @@ def test_a_server_that_dies_in_mid_stream_is_awaited(server: LendingServer, loca
 def test_requests_of_a_server_that_stays_away_end_with_its_address(
     server: LendingServer, local: LLM, tmp_path: Path
 ) -> None:
-    """The open ones after rpc_timeout_s, new ones at once; when it is back, the engine works again."""
+    """Open requests after rpc_timeout_s, new requests at once; when it is back, the engine works again."""
     with lent(server, rpc_timeout_s=2, state_folder=tmp_path) as llm:
         with llm.stream(STORY, max_tokens=2000, **GREEDY) as stream:
             read = Read(stream)
@@ -178,7 +178,7 @@ def test_a_server_that_hangs_is_given_up(server: LendingServer, local: LLM) -> N
 
 
 def test_a_server_that_hangs_for_good_ends_requests(server: LendingServer) -> None:
-    """Twice rpc_timeout_s after the last token, and what greeting it takes."""
+    """Twice rpc_timeout_s after the last token, and the time of greeting it."""
     with lent(server, rpc_timeout_s=2) as llm, llm.stream(STORY, max_tokens=2000, **GREEDY) as stream:
         read = Read(stream)
         read.first()
@@ -293,7 +293,7 @@ def test_a_server_that_hangs_while_loading_is_an_error() -> None:
 
 
 def test_a_wrong_address_is_an_error_of_the_constructor() -> None:
-    """Nobody listens, or no such host; in whichever form addresses come."""
+    """No listener, or no such host; in any form of addresses."""
     port = free_port()
     for given in (f"127.0.0.1:{port}", [f"127.0.0.1:{port}"]):
         with pytest.raises(RpcServerUnavailable, match=f"127.0.0.1:{port} refuses connections"):
@@ -328,7 +328,7 @@ def test_a_peer_that_says_nothing_does_not_keep_the_server(server: LendingServer
 
 
 def test_damaged_tensors_of_the_cache_are_removed(tmp_path: Path) -> None:
-    """What is damaged would become wrong weights; other files stay."""
+    """Damaged files would become wrong weights; other files stay."""
     whole, damaged, other = (tmp_path / name for name in ("af63dc4c8601ec8c", "0123456789abcdef", "notes.txt"))
     for path in (whole, damaged, other):
         path.write_bytes(b"a")

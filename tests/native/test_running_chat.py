@@ -17,7 +17,7 @@ from paceline.streaming import FinishReason, StreamChunk
 
 
 class OneBatch:
-    """A running request all of whose chunks came at once."""
+    """A running request with all of its chunks at once."""
 
     request_id, tenant = "r", None
 
@@ -31,7 +31,7 @@ class OneBatch:
 
 
 def test_a_mark_in_two_chunks_of_a_batch_is_not_read_on_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether a chunk takes time depends on those before it in the batch."""
+    """The time of a chunk depends on earlier chunks in the batch."""
     threads = []
     plain = MessageParser.parse
 

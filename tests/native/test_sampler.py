@@ -1,4 +1,4 @@
-"""The sampler as an object: what it holds, refuses, forgets, and that nothing breaks it."""
+"""The sampler as an object: its state, refusals, resets, and that nothing breaks it."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_an_unseeded_sampler_has_the_seed_that_it_was_given(vocabulary: Model) -
 
 
 def test_a_mask_limits_the_draw(sampler: Sampler) -> None:
-    """Only tokens whose bit is set are drawn, the last partial word included."""
+    """Only tokens with a set bit are drawn, the last partial word included."""
     for allowed in ([31999], [0], [31, 32, 33], [5, 6000, 31968]):
         mask = np.zeros((N + 31) // 32, dtype=np.uint32)
         for token in allowed:
@@ -156,7 +156,7 @@ def test_what_is_no_mask_is_refused(sampler: Sampler, mask: Any, error: type[Exc
 
 
 def test_rows_that_are_not_contiguous_are_taken(sampler: Sampler) -> None:
-    """A strided view of logits gives what its copy gives."""
+    """A strided view of logits gives the same as its copy."""
     wide = np.stack([row(1), row(2)], axis=1)
     assert sampler.sample(wide[:, 1]) == sampler.sample(row(2))
 
@@ -350,7 +350,7 @@ def test_calls_from_several_threads_wait_for_each_other(vocabulary: Model) -> No
 
 @pytest.mark.parametrize("options", [{"grammar": 'root ::= "a"'}, {"bad_words": ("a",)}, {"dry_multiplier": 1.0}])
 def test_models_without_text_say_what_they_cannot_do(tmp_path: Path, options: dict[str, Any]) -> None:
-    """A vocabulary without any text can be sampled from, but not with what looks at text."""
+    """A vocabulary without any text can be sampled from, but not with samplers that look at text."""
     writer = gguf.GGUFWriter(tmp_path / "no-text.gguf", "llama")
     writer.add_tokenizer_model("no_vocab")
     writer.add_vocab_size(100)

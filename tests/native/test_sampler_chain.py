@@ -135,7 +135,7 @@ def test_any_order_is_followed(vocabulary: Model, first: str) -> None:
 
 
 def test_samplers_that_are_not_in_the_order_do_nothing(vocabulary: Model) -> None:
-    """An empty order draws from the plain distribution, whatever the other options say."""
+    """An empty order draws from the plain distribution, with any other options."""
     found = check(vocabulary, params(samplers=(), top_k=1, temperature=0.1, min_p=0.9), LOGITS)
     assert found.keys() == LOGITS.keys()
 
@@ -221,7 +221,7 @@ def test_temperature_zero_does_not_care_for_other_samplers(vocabulary: Model, op
 
 
 def test_temperature_zero_heeds_penalties_biases_and_masks(vocabulary: Model) -> None:
-    """Greedy is the argmax of what penalties, biases and masks leave."""
+    """Greedy is the argmax of the logits after penalties, biases and masks."""
     penalized = Sampler(params(temperature=0, presence_penalty=5.0), vocabulary)
     penalized.accept_prompt((3,))
     assert penalized.sample(row(LOGITS)) == 10
@@ -232,7 +232,7 @@ def test_temperature_zero_heeds_penalties_biases_and_masks(vocabulary: Model) ->
 
 
 def test_infill_ends_where_no_token_is_likely(vocabulary: Model) -> None:
-    """Where the end of the text is likely enough, infill leaves nothing but it."""
+    """If the end of the text is likely enough, infill leaves nothing but it."""
     end = vocabulary.tokenizer.eos
     assert end is not None
     options = params(samplers=("top_k", "infill"), top_k=5)
@@ -241,7 +241,7 @@ def test_infill_ends_where_no_token_is_likely(vocabulary: Model) -> None:
 
 
 def test_infill_gets_nothing_past_a_mask(vocabulary: Model) -> None:
-    """Infill puts in the end of the text by itself; where that is forbidden nothing is left, and it says so."""
+    """Infill puts in the end of the text by itself; if that is forbidden nothing is left, and it reports it."""
     options = params(samplers=("top_k", "infill"), top_k=40, ignore_eos=True)
     sampler = Sampler(options, vocabulary)
     flat = dict.fromkeys(range(300, 340), 0.0)

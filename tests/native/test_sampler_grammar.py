@@ -1,4 +1,4 @@
-"""Grammars: what they let through, token by token."""
+"""Grammars: their allowed tokens, token by token."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_token_that_the_grammar_forbids_is_refused_and_nothing_moves(vocabular
 
 
 def test_a_grammar_that_names_tokens_is_followed(vocabulary: Model) -> None:
-    """A token named by id comes where the grammar has it, and text around it goes on."""
+    """A token named by id comes at its place in the grammar, and text around it goes on."""
     end = vocabulary.tokenizer.token_id("</s>")
     sampler = Sampler(SamplingParams(grammar='root ::= [a-c]{2} <[300]> "x"', temperature=0), vocabulary)
     ids = []
@@ -111,7 +111,7 @@ def test_a_grammar_that_names_tokens_is_followed(vocabulary: Model) -> None:
 
 
 def test_a_drawn_token_can_always_be_accepted(vocabulary: Model) -> None:
-    """Where a grammar mixes characters and tokens, nothing is drawn that it would not go on with."""
+    """If a grammar mixes characters and tokens, nothing is drawn that it would not go on with."""
     grammar = 'root ::= (ident "=" ident "\\n")+\nident ::= [a-z] [a-z0-9_]* ws\nws ::= !<[7]> [ \\t\\n]*'
     for seed in range(4):
         sampler = Sampler(SamplingParams(grammar=grammar, seed=seed, **OPEN), vocabulary)
@@ -153,7 +153,7 @@ def test_a_character_in_several_tokens_is_followed(vocabulary: Model) -> None:
 
 @pytest.mark.parametrize("text", ["yes", 'a "quoted" one', "line\nbreak", "\\back[slash]-", "日本 é 😀"])
 def test_a_choice_makes_exactly_its_texts(vocabulary: Model, text: str) -> None:
-    """What is chosen from is literal text, whatever characters it has."""
+    """Choices are literal text, with any characters."""
     assert text_of(Sampler(SamplingParams(choice=(text,), seed=3, **OPEN), vocabulary), vocabulary) == text
 
 
@@ -170,7 +170,7 @@ def test_a_json_schema_makes_json_that_fits(vocabulary: Model) -> None:
 
 
 def test_a_schema_that_cannot_be_translated_is_refused(vocabulary: Model) -> None:
-    """What the translation does not know is an error and not ignored."""
+    """A keyword unknown to the translation is an error and not ignored."""
     with pytest.raises(GrammarError, match="json_schema"):
         Sampler(SamplingParams(json_schema={"type": "nonsense"}), vocabulary)
 

@@ -1,4 +1,4 @@
-"""Going on where another sampler was: rebuilt from the tokens, cloned, or restored from bytes."""
+"""Continuing another sampler: rebuilt from the tokens, cloned, or restored from bytes."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def named(options: list[dict[str, Any]]) -> Any:
 
 @named(REBUILDABLE)
 def test_a_sampler_rebuilt_from_its_tokens_goes_on_as_the_first(vocabulary: Model, options: dict[str, Any]) -> None:
-    """Rebuilt and given the prompt and each generated token, a sampler draws what the first draws."""
+    """Rebuilt and given the prompt and each generated token, a sampler draws the same as the first."""
     params = SamplingParams(seed=8, **options)
     first = Sampler(params, vocabulary, choice=2)
     first.accept_prompt(PROMPT)
@@ -103,7 +103,7 @@ def test_a_restored_sampler_goes_on_as_the_saved_one(vocabulary: Model, options:
 
 @named(REBUILDABLE + STATEFUL)
 def test_a_clone_goes_on_alone(vocabulary: Model, options: dict[str, Any]) -> None:
-    """A clone draws what its original draws, and neither moves the other."""
+    """A clone draws the same as its original, and neither moves the other."""
     first = Sampler(SamplingParams(seed=8, **options), vocabulary)
     first.accept_prompt(PROMPT)
     go_on(first, rows(8))
@@ -116,7 +116,7 @@ def test_a_clone_goes_on_alone(vocabulary: Model, options: dict[str, Any]) -> No
 
 @named(REBUILDABLE + STATEFUL)
 def test_reset_is_the_beginning(vocabulary: Model, options: dict[str, Any]) -> None:
-    """After reset an unseeded sampler too draws what it drew at first."""
+    """After reset an unseeded sampler too draws the same as at first."""
     sampler = Sampler(SamplingParams(**options), vocabulary)
     state = sampler.state()
     sampler.accept_prompt(PROMPT)
@@ -129,7 +129,7 @@ def test_reset_is_the_beginning(vocabulary: Model, options: dict[str, Any]) -> N
 
 @named(STATEFUL)
 def test_the_state_is_what_makes_the_difference(vocabulary: Model, options: dict[str, Any]) -> None:
-    """Mirostat and adaptive-p move on by what they drew, so given the tokens alone their state differs."""
+    """Mirostat and adaptive-p move on by their draws, so given the tokens alone their state differs."""
     params = SamplingParams(seed=8, **options)
     first = Sampler(params, vocabulary)
     generated = go_on(first, rows(12))
@@ -237,7 +237,7 @@ def test_what_is_no_bytes_is_no_state(vocabulary: Model, state: Any) -> None:
 
 
 def test_a_saved_grammar_goes_on_in_its_middle(vocabulary: Model) -> None:
-    """A restored sampler stands where its grammar stood."""
+    """A restored sampler is at the same place of its grammar."""
     params = SamplingParams(seed=1, grammar='root ::= "[" [0-9]{1,3} "]"', temperature=0)
     first = Sampler(params, vocabulary)
     go_on(first, rows(2))

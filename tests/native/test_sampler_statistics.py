@@ -60,7 +60,7 @@ def test_draws_have_the_probabilities_of_the_softmax(vocabulary: Model, over: st
     [{"temperature": 0.5}, {"temperature": 2.0}, {"top_k": 3}, {"top_p": 0.7}, {"min_p": 0.2}, {"typical_p": 0.6}],
 )
 def test_draws_have_the_probabilities_after_the_samplers(vocabulary: Model, options: dict[str, Any]) -> None:
-    """What is drawn is distributed as the reference says, and nothing comes that it cut."""
+    """Draws are distributed like the reference's, and no cut token comes."""
     params = SamplingParams(seed=2, **{**OPEN, **options})
     wanted = softmax(Reference(params).apply(LOGITS))
     counts = count(params, vocabulary, LOGITS, "k")
@@ -69,7 +69,7 @@ def test_draws_have_the_probabilities_after_the_samplers(vocabulary: Model, opti
 
 
 def test_draws_from_a_whole_vocabulary_are_fair(vocabulary: Model) -> None:
-    """Where all 32,000 tokens can come, tokens come as often as they should, taken in blocks of ids."""
+    """If all 32,000 tokens can come, tokens come as often as they should, taken in blocks of ids."""
     sampler = Sampler(SamplingParams(seed=3, **OPEN), vocabulary)
     logits = np.random.default_rng(0).normal(size=N).astype(np.float32)
     weights = np.exp(logits.astype(np.float64))
@@ -108,7 +108,7 @@ def test_consecutive_draws_do_not_depend_on_each_other(vocabulary: Model) -> Non
 
 
 def test_a_grammar_does_not_bend_the_distribution(vocabulary: Model) -> None:
-    """Among what a grammar allows, tokens come with their probabilities given that they are allowed."""
+    """Among the tokens that a grammar allows, each comes with its probability given that it is allowed."""
     letters = {letter: vocabulary.tokenizer.token_id(letter) for letter in "abcdefgh"}
     logits = {token: 0.4 * i for i, token in enumerate(letters.values()) if token is not None}
     sampler = Sampler(SamplingParams(seed=6, grammar="root ::= [aceg]*", **OPEN), vocabulary)
@@ -160,7 +160,7 @@ def test_adaptive_p_brings_probabilities_near_its_target(vocabulary: Model) -> N
 
 @pytest.mark.parametrize("spread", [0.0, 1.0, 6.0])
 def test_the_shortcut_of_the_draw_loses_no_winner(vocabulary: Model, spread: float) -> None:
-    """Of many candidates the one with the highest sum of logit and noise wins, however far down its logit was."""
+    """Of many candidates the highest sum of logit and noise wins, however far down its logit was."""
     params = SamplingParams(seed=12, **OPEN)
     rng = np.random.default_rng(2)
     sampler = Sampler(params, vocabulary)

@@ -50,7 +50,7 @@ def write(path: Path, model: str, tokens: list[str], types: list[int], **more: A
     ],
 )
 def test_a_vocabulary_that_would_abort_is_not_encoded_with(tmp_path: Path, options: dict[str, Any]) -> None:
-    """What encodes texts raises Unsupported where encoding them would abort; other samplers work."""
+    """Samplers that encode texts raise Unsupported if encoding them would abort; other samplers work."""
     path = write(
         tmp_path / "odd.gguf", "gpt2", ["a", "b", "ab", "<e>"], [1, 1, 1, 3],
         add_token_merges=["a b"], add_tokenizer_pre="whitespace", add_eos_token_id=3, add_bos_token_id=3,
@@ -65,7 +65,7 @@ def test_a_vocabulary_that_would_abort_is_not_encoded_with(tmp_path: Path, optio
     [{"bad_words": ("ce",)}, {"dry_multiplier": 1.0, "dry_sequence_breakers": ("ace",)}, {"grammar": "root ::= <ce>"}],
 )
 def test_a_vocabulary_that_would_never_end_is_not_encoded_with(tmp_path: Path, options: dict[str, Any]) -> None:
-    """What encodes texts raises Unsupported where encoding would go on for ever; other samplers work."""
+    """Samplers that encode texts raise Unsupported if encoding would go on for ever; other samplers work."""
     path = write(tmp_path / "bad.gguf", "rwkv", ["<0>", "a", "ab", "<", "cd"], [3, 1, 1, 1, 1])
     refused, generated = run_apart(TRY, path, options, timeout_s=30)
     assert refused.startswith("Unsupported: this vocabulary has longer tokens")

@@ -46,7 +46,7 @@ def test_the_next_engine_finds_what_the_last_one_saved(kind: str, tiny_models: T
 def test_a_conversation_that_parts_within_a_saved_block_is_saved_whole(
     kind: str, tiny_models: TinyModels, tmp_path: Path
 ) -> None:
-    """Both that begin alike go to files, though one has a part of the other's block; the next engine finds all of each."""
+    """Two prefixes that share a block go to files whole; the next engine finds both."""
     model = paceline.Model.load(tiny_models(kind))
     prompts = [[*PROMPT, *PROMPT[:50]], [*PROMPT[:70], *PROMPT[20:60]]]  # behind the windows of the models
     with paceline.LLM(model, state_folder=tmp_path, **OPTIONS) as llm:
@@ -62,7 +62,7 @@ def test_a_conversation_that_parts_within_a_saved_block_is_saved_whole(
 
 
 def test_a_saved_prefix_belongs_to_its_tenant_and_salt(tmp_path: Path) -> None:
-    """It is found by requests of those that it was loaded for, and by no others."""
+    """It is found by requests that it was loaded for, and by no others."""
     with paceline.LLM(state_folder=tmp_path, num_slots=2) as llm:
         llm.generate(PROMPT, max_tokens=1, tenant="one")
         with pytest.raises(StateError, match="nothing of this prompt"):
@@ -115,7 +115,7 @@ def test_a_saved_prefix_belongs_to_its_adapters_and_their_scales(
 
 @pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "../up", "a/b", "a\\b", "a\0b", "ü", "x" * 129, " a"])
 def test_a_name_is_no_path(name: str, tmp_path: Path) -> None:
-    """What could leave the folder, or hide in it, is refused; the engine goes on."""
+    """Names that could leave the folder, or hide in it, are refused; the engine goes on."""
     with paceline.LLM(state_folder=tmp_path, num_slots=1) as llm:
         for call in (
             lambda: llm.save_prefix(name, PROMPT),
@@ -171,7 +171,7 @@ def test_a_sound_file_of_nothing_is_refused_and_fails_no_request(tmp_path: Path,
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_without_room_in_host_memory_a_prefix_is_not_reported_as_loaded(isolation: Any, tmp_path: Path) -> None:
-    """It says what to raise; saving needs the same room."""
+    """It names the option to raise; saving needs the same room."""
     with paceline.LLM(state_folder=tmp_path, num_slots=1) as llm:
         llm.generate(PROMPT, max_tokens=1)
         llm.save_prefix("good", PROMPT)
@@ -244,7 +244,7 @@ def test_a_running_prompt_can_be_saved(tmp_path: Path) -> None:
 def test_paths_that_part_in_a_saved_range_are_saved_whole_or_as_far_as_can_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever was split in memory: the file holds what it says, from the first token on, and can be loaded."""
+    """For any splits in memory: the file holds its stated tokens, from the first on, and can be loaded."""
     for name in ("_IDLE_COST", "_MIN_IDLE_CELLS"):  # nothing idle stays on the device
         monkeypatch.setattr(f"paceline.kv_cache.cache.{name}", 0)
     with paceline.LLM(state_folder=tmp_path, num_slots=1, n_ctx=1024) as llm:

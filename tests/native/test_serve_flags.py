@@ -1,4 +1,4 @@
-"""Flags against what reads them: llama.cpp's source, the engine's options, and a model's file."""
+"""Flags against their readers: llama.cpp's source, the engine's options, and a model's file."""
 
 from __future__ import annotations
 

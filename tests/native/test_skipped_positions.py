@@ -107,7 +107,7 @@ def test_a_step_takes_rows_with_later_positions(make: Make, model: Model) -> Non
 
 @pytest.mark.parametrize("end", [10, 12, 15, 18, 21])
 def test_copies_are_cut_by_position(make: Make, end: int) -> None:
-    """Whether the place has a cell or not; what goes on there has the logits of one that was never longer."""
+    """With and without a cell at the place; later tokens have the logits of a sequence that was never longer."""
     context = make()
     decode(context, HEAD, 0)
     decode(context, TAIL, 15)
@@ -121,7 +121,7 @@ def test_copies_are_cut_by_position(make: Make, end: int) -> None:
 
 
 def test_saved_ranges_have_their_positions(make: Make) -> None:
-    """A sequence that is loaded in two parts, or whole, goes on as the one that was saved."""
+    """A sequence that is loaded in two parts, or whole, goes on like the saved sequence."""
     context = make()
     decode(context, HEAD, 0)
     decode(context, TAIL, 15)
@@ -148,7 +148,7 @@ def test_a_range_that_ends_without_a_cell_is_refused_when_it_is_loaded(make: Mak
 
 
 def test_a_pass_that_fails_leaves_the_sequence_where_it_was(make: Make) -> None:
-    """Also where it would have left positions out."""
+    """Also if it would have left positions out."""
     context = make(n_ctx=256)
     decode(context, HEAD, 0)
     for start in range(0, 240, 60):
@@ -164,7 +164,7 @@ def test_a_pass_that_fails_leaves_the_sequence_where_it_was(make: Make) -> None:
 
 
 def test_positions_that_cannot_be_are_refused(make: Make) -> None:
-    """Behind what a context has, before what the sequence holds, and left out within a row."""
+    """After the end of the context, before the end of the sequence, and left out within a row."""
     context = make()
     decode(context, HEAD, 0)
     with pytest.raises(PromptTooLong):
@@ -205,7 +205,7 @@ def test_an_engine_refuses_a_row_of_text_that_leaves_positions_out(engine_parts:
 
 
 def test_an_engine_generates_text_with_m_rope(model: Model) -> None:
-    """Beside others and from the cache it is what it is alone."""
+    """With others and from the cache it is the same as alone."""
     with LLM(model, num_slots=2, n_ctx=256, **EXACT) as llm:
         options: dict[str, Any] = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
         alone = llm.generate(HEAD * 6, **options).token_ids

@@ -32,7 +32,7 @@ BY_ITSELF = {FinishReason.STOP, FinishReason.LENGTH}
 
 
 class Client:
-    """Asks for one thing after the other, and notes how each ended. Each has a thread."""
+    """Sends requests in a row, and notes how each ended. Each has a thread."""
 
     def __init__(self, llm: LLM, stems: list[list[int]], seed: int) -> None:
         self.llm, self.stems, self.rng = llm, stems, random.Random(seed)
@@ -65,7 +65,7 @@ class Client:
         assert self.note(self.stream(), []) <= BY_ITSELF
 
     def leave_early(self) -> None:
-        """Forgets what it asked for after a few chunks, or at once."""
+        """Abandons its request after a few chunks, or at once."""
         stream = self.stream(max_tokens=None, ignore_eos=True)
         for _ in range(self.rng.randrange(4)):
             stream.get()
@@ -161,7 +161,7 @@ def test_nothing_is_lost_under_kills(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def check_counts(llm: LLM, clients: list[Client], num_kills: int) -> None:
-    """Check that the engine counted what its readers saw."""
+    """Check that the engine's counts match its readers'."""
     stats = llm.stats()
     reasons = sum((client.reasons for client in clients), Counter[FinishReason]())
     num_embedded = sum(client.num_texts for client in clients)

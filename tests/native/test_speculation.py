@@ -54,7 +54,7 @@ def futures(llm: LLM, prompt: str, **options: Any) -> list[list[int]]:
 def test_streams_together_with_drafts_say_what_each_says_alone(
     plain: LLM, tiny_models: TinyModels, error_rate: float
 ) -> None:
-    """Whether drafts are right or wrong, but for near ties; right ones are accepted."""
+    """With right and wrong drafts, except near ties; right drafts are accepted."""
     alone = [futures(plain, prompt, **GREEDY)[0] for prompt in PROMPTS]
     with LLM(tiny_models("llama"), speculation=Oracle(alone, error_rate=error_rate), **SMALL) as llm:
         found = llm.generate(PROMPTS, **GREEDY)
@@ -99,7 +99,7 @@ def test_draws_of_a_seed_are_those_without_drafts(plain: LLM, tiny_models: TinyM
 @pytest.mark.usefixtures("deep")
 @pytest.mark.parametrize("error_rate", [0.0, 0.4])
 def test_constraints_are_followed_along_drafts(error_rate: float) -> None:
-    """The text satisfies its schema, and is that without drafts but for near ties; what the constraint forbids is cut."""
+    """The text satisfies its schema, and equals the text without drafts except near ties; forbidden drafts are cut."""
     schema = {
         "type": "object",
         "properties": {
@@ -214,7 +214,7 @@ GRAMMARS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("error_rate", [0.0, 0.4])
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_grammars_are_followed_along_drafts(tiny_models: TinyModels, name: str, error_rate: float) -> None:
-    """Tokens, ends and log-probabilities are those without drafts, also where the grammar ends among right drafts."""
+    """Tokens, ends and log-probabilities equal those without drafts, also if the grammar ends among right drafts."""
     options = {"temperature": 0, "max_tokens": 40, **GRAMMARS[name]}
     ids = [*b"Hello, this is a prompt that is long enough to be kept: "]
     with LLM(tiny_models("llama"), **SMALL) as plain:
@@ -238,7 +238,7 @@ def test_grammars_are_followed_along_drafts(tiny_models: TinyModels, name: str, 
 
 @pytest.mark.usefixtures("deep")
 def test_processors_and_grammars_that_sleep_go_without_drafts(plain: LLM, tiny_models: TinyModels) -> None:
-    """What looks at one token after the other outside of the pass is served as before."""
+    """Samplers that look at each token outside of the pass are served as before."""
     known = futures(plain, "Hello", **GREEDY)
     with LLM(tiny_models("llama"), speculation=Oracle(known), **SMALL) as llm:
         processed = llm.generate("Hello", logits_processors=[lambda ids, logits: logits], **GREEDY)
@@ -338,7 +338,7 @@ def test_little_memory_and_cancelled_neighbours_change_nothing(tiny_models: Tiny
 @pytest.mark.usefixtures("deep")
 @pytest.mark.parametrize("kind", ["gemma3", "mamba", "falcon-h1", "lfm2"])
 def test_a_stop_within_a_burst_is_exact_with_states(tiny_models: TinyModels, kind: str) -> None:
-    """The text ends where it does alone, and the next turn goes on from a state of tokens that were read."""
+    """The text ends the same as alone, and the next turn goes on from a state of read tokens."""
     with LLM(tiny_models(kind), **SMALL) as plain:
         prompt = "The quick brown fox jumps over the lazy dog"
         (alone,) = futures(plain, prompt, **{**GREEDY, "max_tokens": 60})
@@ -391,7 +391,7 @@ def test_a_worker_verifies_drafts_on_a_recurrent_model(tiny_models: TinyModels) 
 def test_what_can_be_taken_back_is_read_from_the_context(
     tiny_models: TinyModels, kind: str, options: dict[str, Any], expected: tuple[int | None, int | None]
 ) -> None:
-    """States of single tokens by default where llama.cpp has them, and drafts within a ubatch beside a window."""
+    """States of single tokens by default if llama.cpp has them, and drafts within a ubatch beside a window."""
     built = build(tiny_models(kind), engine_arguments({**SMALL, **options, "speculation": "ngram"}))
     assert (built.limits.max_rollback, built.limits.n_verify) == expected
     assert built.context is not None
@@ -402,7 +402,7 @@ def test_what_can_be_taken_back_is_read_from_the_context(
 def test_states_of_single_tokens_are_left_out_where_memory_is_short(
     tiny_models: TinyModels, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Before the KV cache gets fewer cells, and a warning says so; what was asked for by name is refused."""
+    """Before the KV cache gets fewer cells, with a warning; a drafter requested by name is refused."""
 
     def made(model: Any, **options: Any) -> Any:
         if options.get("max_rollback"):
@@ -427,7 +427,7 @@ def test_a_window_beside_recurrent_layers_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("deep")
 def test_a_window_that_is_kept_whole_verifies_drafts(tiny_models: TinyModels) -> None:
-    """With swa_full a sliding-window model says what it says alone."""
+    """With swa_full a sliding-window model writes the same as alone."""
     options: dict[str, Any] = {**GREEDY, "max_tokens": 60}
     with LLM(tiny_models("gemma3"), swa_full=True, **SMALL) as plain:
         (alone,) = futures(plain, PROMPTS[1], **options)
@@ -470,7 +470,7 @@ def test_a_failing_drafter_ends_its_request_alone(tiny_models: TinyModels) -> No
 
 
 def test_a_batch_without_room_for_drafts_is_refused(tiny_models: TinyModels) -> None:
-    """Rows of logits are what drafts need."""
+    """Rows of logits match the number of drafts."""
     with pytest.raises(InvalidParams, match="n_batch"):
         LLM(tiny_models("llama"), speculation="ngram", n_batch=1, **SMALL)
 

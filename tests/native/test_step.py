@@ -46,7 +46,7 @@ def greedy(model: Model, **options: Any) -> Sampler:
 
 
 def alone(model: Model, prompt: list[int], count: int, **options: Any) -> list[int]:
-    """Return what a sampler with these options generates alone."""
+    """Return a sampler's tokens with these options, alone."""
     with Context(model, n_ctx=512, n_threads=1) as context:
         return list(context.generate(Sampler(SamplingParams(**options), model), prompt, count))
 
@@ -145,7 +145,7 @@ def next_logits(context: Context, row: StepRow) -> np.ndarray:
 def test_a_row_with_a_wrong_draft_is_taken_back_from_recurrent_state(
     tiny_models: TinyModels, kind: str, num_right: int
 ) -> None:
-    """What was drawn stands, memory is where the row began, and what is computed again gives the logits of before."""
+    """Drawn tokens stand, memory is at the start of the row, and recomputation gives the earlier logits."""
     prompt = list(range(5, 25))
     with Model.load(tiny_models(kind)) as model, Context(model, n_seq_max=3, n_outputs_max=16, **EXACT) as context:
         expected = alone(model, prompt, 8, temperature=0)
@@ -235,7 +235,7 @@ ROLLING = ["lfm2", "qwen35"]
 def test_wrong_drafts_are_cut_from_states_that_llama_cpp_keeps(
     tiny_models: TinyModels, kind: str, num_right: int, num_wrong: int
 ) -> None:
-    """As many as asked for; beyond that the row is taken back. Copies, saves and further rows go on from where it was cut."""
+    """As many as requested; beyond that the row is taken back. Copies, saves and further rows go on from the cut."""
     prompt = list(range(5, 25))
     options = {**EXACT, "n_seq_max": 4, "n_outputs_max": 32, "max_rollback": 3}
     with Model.load(tiny_models(kind)) as model, Context(model, **options) as context:
@@ -335,7 +335,7 @@ def test_states_beyond_a_ubatch_are_refused(tiny_models: TinyModels, value: Any)
 
 @pytest.mark.parametrize("num_right", [0, 2])
 def test_a_pass_that_fails_takes_drafts_back_with_all_else(tiny_models: TinyModels, num_right: int) -> None:
-    """Where there are no cells for a row and its drafts, a hybrid model is where it was, and goes on."""
+    """If there are no cells for a row and its drafts, a hybrid model is unchanged, and goes on."""
     prompt = list(range(5, 25))
     with Model.load(tiny_models("falcon-h1")) as model:
         with Context(model, n_seq_max=2, n_outputs_max=16, **{**EXACT, "n_ctx": 256}) as context:
@@ -357,7 +357,7 @@ def test_a_pass_that_fails_takes_drafts_back_with_all_else(tiny_models: TinyMode
 @pytest.mark.parametrize("kind", ["gemma3", "gemma4"])
 @pytest.mark.parametrize("length", [20, 31, 32, 33, 63, 100])
 def test_wrong_drafts_are_cut_from_a_window(tiny_models: TinyModels, kind: str, length: int) -> None:
-    """It still has what the next token attends to, in each place, beside other sequences that take cells."""
+    """It still has the cells that the next token attends to, at each place, beside other sequences that take cells."""
     prompt = [1 + (7 * index) % 240 for index in range(length)]
     with Model.load(tiny_models(kind)) as model, Context(model, n_seq_max=3, n_outputs_max=32, **EXACT) as context:
         expected = list(context.generate(greedy(model), prompt, 40))
@@ -390,7 +390,7 @@ def test_wrong_drafts_are_cut_from_a_window(tiny_models: TinyModels, kind: str, 
 
 
 def test_drafts_that_push_a_window_on_in_a_long_pass_fail_their_row(tiny_models: TinyModels) -> None:
-    """In a pass of several ubatches a later one may take what a sequence would need again; the others are served."""
+    """In a pass of several ubatches a later ubatch may take cells that a sequence would need again; the others are served."""
     with Model.load(tiny_models("gemma3")) as model:
         with Context(model, n_seq_max=2, n_outputs_max=64, n_batch=256, n_ubatch=32, **EXACT) as context:
             prompt = [1 + (7 * index) % 240 for index in range(100)]
@@ -467,7 +467,7 @@ def mask_of(model: Model, allowed: list[int]) -> np.ndarray:
 
 
 def test_a_mask_filled_during_the_pass_is_obeyed(model: Model, context: Context) -> None:
-    """The step waits for its slot, which another thread fills later, and draws only what it allows."""
+    """The step waits for its slot, which another thread fills later, and draws only allowed tokens."""
     masks = MaskSlots(2, model.n_vocab)
     masks.clear(1)
 
@@ -591,7 +591,7 @@ def test_a_row_that_cannot_draw_fails_alone(
 def test_a_bad_row_is_refused_before_anything_moves(
     model: Model, context: Context, change: dict[str, Any], error: type[PacelineError], words: str
 ) -> None:
-    """The other row's sequence and both samplers are where they were, and the step works once the row is mended."""
+    """The other row's sequence and both samplers are unchanged, and the step works once the row is mended."""
     first, second = greedy(model), greedy(model)
     good = StepRow(seq_id=0, position=0, token_ids=[1, 2], samplers=(first,))
     row = StepRow(seq_id=1, position=0, token_ids=[1], samplers=(second,))

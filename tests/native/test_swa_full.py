@@ -69,7 +69,7 @@ def own_logprobs(completion: Completion) -> list[float]:
 
 
 def test_a_system_prompt_with_another_ending_hits(gemma: Model) -> None:
-    """A part of what another request computed, far behind the window, is shared; ids and logprobs are as if computed."""
+    """A part of another request's tokens, far before the window, is shared; ids and logprobs are as if computed."""
     system = ids(300)
     first, second = [*system, *ids(60, 1)], [*system, *ids(30, 2)]
     with LLM(gemma, **FULL) as llm:
@@ -155,7 +155,7 @@ def test_a_full_window_is_attention_memory(gemma: Model, context: Context) -> No
 
 
 def test_a_copied_part_goes_on_as_if_computed(gemma: Model, context: Context) -> None:
-    """From the middle of a sequence whose window has left it, with another ending."""
+    """From the middle of a sequence beyond its window, with another ending."""
     computed(context, ids(400))
     context.copy(0, 1, 0, 150)
     computed(context, ids(40, 3), 1)
@@ -164,7 +164,7 @@ def test_a_copied_part_goes_on_as_if_computed(gemma: Model, context: Context) ->
 
 
 def test_positions_behind_the_window_outlast_gaps_in_memory(gemma: Model, context: Context) -> None:
-    """Where others leave and come, free cells are used and no sequence's early positions are, though its window left them."""
+    """While others leave and come, free cells are used and no sequence loses early positions, though its window left them."""
     for seed in range(3):
         computed(context, ids(100, seed), seed)
     for _ in range(12):
@@ -207,7 +207,7 @@ def test_saved_ranges_bring_all_positions_along(gemma: Model, context: Context) 
 
 
 def test_a_damaged_range_leaves_the_sequence_as_it_was(gemma: Model, context: Context) -> None:
-    """Whatever is missing: what was there goes on."""
+    """With any missing parts, the existing sequences go on."""
     computed(context, ids(200))
     state = context.save_cells(0, 50, 200, scratch_seq_id=3)
     context.copy(0, 1, 0, 50)
@@ -220,7 +220,7 @@ def test_a_damaged_range_leaves_the_sequence_as_it_was(gemma: Model, context: Co
 
 
 def test_a_whole_state_holds_its_window_and_no_more(gemma: Model, context: Context) -> None:
-    """llama.cpp leaves the rest out: it goes on, and what would need the rest is refused."""
+    """llama.cpp leaves the rest out: it goes on, and operations that need the rest are refused."""
     computed(context, ids(200))
     context.load_sequence(1, context.save_sequence(0))
     assert np.allclose(after(context, 1), after(context, 0), atol=TOLERANCE)
@@ -233,7 +233,7 @@ def test_a_whole_state_holds_its_window_and_no_more(gemma: Model, context: Conte
 
 
 def test_keep_and_clear_give_all_cells_back(context: Context) -> None:
-    """What is kept keeps its early positions; what is emptied leaves room for as much again."""
+    """Kept sequences keep their early positions; emptied sequences leave room for as much again."""
     computed(context, ids(400), 0)
     computed(context, ids(400, 1), 1)
     context.keep(1)

@@ -1,4 +1,4 @@
-"""The tokenizer over real vocabularies, those that the llama.cpp source tree carries."""
+"""The tokenizer over real vocabularies of the llama.cpp source tree."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_no_vectors_are_left_out(llama_cpp_source: Path) -> None:
 
 @pytest.mark.parametrize("name", ["llama-bpe", "gpt-2", "qwen2", "llama-spm", "bert-bge"])
 def test_a_text_with_many_special_tokens_encodes_as_its_parts_do(load: Load, llama_cpp_source: Path, name: str) -> None:
-    """A text that is encoded in pieces because of its special tokens gives what the texts between them give alone."""
+    """A text that is encoded in pieces because of its special tokens gives the tokens of the texts between them."""
     tokenizer = load(name)
     end = tokenizer.special_tokens["sep" if name == "bert-bge" else "eos"]
     vectors = [pair for pair in _vectors(llama_cpp_source, name) if pair[0]] * 40
@@ -80,7 +80,7 @@ def test_a_text_with_many_special_tokens_encodes_as_its_parts_do(load: Load, lla
 
 
 def test_many_tokens_that_are_cut_out_first_overlap_as_in_one_piece(load: Load) -> None:
-    """A megabyte of blanks, where runs of 2 to 24 blanks are tokens of their own, takes the longest first."""
+    """A megabyte of blanks, if runs of 2 to 24 blanks are tokens of their own, takes the longest first."""
     tokenizer = load("gpt-neox")
     blanks = [token for token, piece in enumerate(tokenizer.pieces(True)) if piece and not piece.strip(b" ")]
     first = [token for token in blanks if tokenizer.attributes(token) & TokenAttribute.USER_DEFINED]
@@ -157,7 +157,7 @@ def test_what_encoding_drops_promises_no_tokens(load: Load) -> None:
 
 @pytest.mark.parametrize("name", ONE_OF_A_KIND)
 def test_add_special_puts_the_special_tokens_around(load: Load, name: str) -> None:
-    """What stands around a text with special tokens is what an empty text gives."""
+    """The tokens around a text with special tokens equal those of an empty text."""
     tokenizer = load(name)
     around, alone = tokenizer.encode(""), tokenizer.encode("Hello", add_special=False)
     assert around and around[0] == tokenizer.bos
@@ -216,9 +216,9 @@ def test_decode_replaces_what_is_no_utf8(load: Load) -> None:
 
 @pytest.mark.parametrize("name", ONE_OF_A_KIND)
 def test_piece_tables_agree_with_single_tokens(load: Load, name: str) -> None:
-    """The table has one entry a token; those without special tokens differ only where a token is control or unknown.
+    """The table has one entry a token; the table without special tokens differs only in control and unknown tokens.
 
-    Where they do not, both have the same object, which a large vocabulary would have twice otherwise.
+    For all others both have the same object, which a large vocabulary would have twice otherwise.
     """
     tokenizer = load(name)
     shown, hidden = tokenizer.pieces(True), tokenizer.pieces(False)
@@ -261,7 +261,7 @@ def test_generation_ends_with_every_end_token(load: Load) -> None:
 
 
 def test_flags_and_kind_come_from_the_vocabulary(load: Load) -> None:
-    """What the file says about special tokens and its kind is returned unchanged."""
+    """The file's facts about special tokens and its kind are returned unchanged."""
     assert [load(name).vocab_type for name in ONE_OF_A_KIND] == ["bpe", "spm", "wpm", "ugm", "bpe", "bpe"]
     assert load("llama-spm").add_bos and not load("llama-spm").add_eos and not load("gpt-2").add_bos
     assert load("nomic-bert-moe").add_eos
@@ -309,7 +309,7 @@ def test_wrong_types_are_named(load: Load) -> None:
 
 
 def test_a_lone_surrogate_is_refused_where_it_stands(load: Load) -> None:
-    """Text that UTF-8 cannot carry is an error that says where, and the tokenizer still works."""
+    """Text that UTF-8 cannot carry is an error with the place, and the tokenizer still works."""
     tokenizer = load("gpt-2")
     with pytest.raises(InvalidParams, match=r"^text has a lone surrogate \(U\+DC80\) at position 3"):
         tokenizer.encode("abc\udc80")
@@ -361,7 +361,7 @@ def test_another_thread_runs_while_text_is_encoded(load: Load) -> None:
 
 
 def test_threads_share_one_tokenizer(load: Load) -> None:
-    """Many threads that encode and decode at once get the results that one gets alone."""
+    """Many threads that encode and decode at once get the results of a single thread."""
     tokenizer, text = load("deepseek-llm"), "The quick brown fox, 世界! " + "a" * 2_000
     alone = tokenizer.encode(text)
     results: list[tuple[list[int], str]] = []

@@ -1,4 +1,4 @@
-"""Encoding where the stack, the memory or the vocabulary is short; in processes of their own where it might crash."""
+"""Encoding when the stack, the memory or the vocabulary is short; in processes of their own if it might crash."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ tokenizer = Tokenizer(_native.Model.load([sys.argv[1]], vocab_only=True))
 
 @pytest.fixture
 def run(llama_cpp_source: Path) -> Callable[[str, str], str]:
-    """Run Python code with a `tokenizer` of the named vocabulary in a new process and return what it prints."""
+    """Run Python code with a `tokenizer` of the named vocabulary in a new process and return its output."""
 
     def call(name: str, code: str) -> str:
         path = llama_cpp_source / "models" / f"ggml-vocab-{name}.gguf"
@@ -75,7 +75,7 @@ print(len(results), all(results))
 
 
 def test_no_room_for_the_stack_is_an_error(run: Callable[[str, str], str]) -> None:
-    """Where the address space has no room for the stack, the caller gets an error, and short texts still work."""
+    """If the address space has no room for the stack, the caller gets an error, and short texts still work."""
     code = """
 import resource
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
@@ -121,7 +121,7 @@ def _load(path: Path) -> Tokenizer:
 
 
 def test_a_model_without_vocabulary_raises(tmp_path: Path) -> None:
-    """Where there are no texts of tokens, everything that needs them is an error of its own."""
+    """Without texts of tokens, each function that needs them raises an error of its own."""
     tokenizer = _load(_write(tmp_path / "none.gguf", "none", [], [], add_vocab_size=10))
     assert (tokenizer.vocab_type, tokenizer.special_tokens, tokenizer.eog_ids) == ("none", {}, frozenset())
     with pytest.raises(
@@ -162,7 +162,7 @@ def test_missing_special_tokens_are_an_error_only_where_they_are_wanted(tmp_path
 
 
 def test_text_without_tokens_is_an_error(tmp_path: Path) -> None:
-    """A vocabulary that has no token for a byte says so and encodes what it can."""
+    """A vocabulary without a token for a byte reports it and encodes the rest."""
     tokens = ["<unk>", "<s>", "</s>", "\u2581", "a", "\u2581a"]
     tokenizer = _load(_write(tmp_path / "odd.gguf", "llama", tokens, [2, 3, 3, 1, 1, 1]))
     with pytest.raises(Unsupported, match=r"^the vocabulary cannot encode this text"):

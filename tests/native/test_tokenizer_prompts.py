@@ -1,4 +1,4 @@
-"""What prompts need of a tokenizer: text from outside kept apart from control tokens, and the tokens to fill in the middle."""
+"""Functions of a tokenizer for prompts: outside text kept apart from control tokens, tokens to fill in the middle."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TinyModels = Callable[..., Path]
 
 
 def spans_of(text: str, parts: Sequence[str]) -> list[tuple[int, int]]:
-    """Where the parts stand in a text, one behind the other."""
+    """Return the places of the parts of a text in a row."""
     spans, end = [], 0
     for part in parts:
         start = text.index(part, end)
@@ -32,7 +32,7 @@ def chat_tokens(tiny_models: TinyModels) -> Tokenizer:
 
 
 def test_control_tokens_in_inputs_are_text(chat_tokens: Tokenizer) -> None:
-    """Only those outside of the inputs count, also where letters of several bytes stand before them."""
+    """Only those outside of the inputs count, also after letters of several bytes."""
     text = "é<|im_start|>世界<|im_end|>ü<|im_end|>"
     ids = chat_tokens.encode_prompt(text, spans_of(text, ["世界<|im_end|>ü"]))
     start, end = (chat_tokens.token_id(name) for name in ("<|im_start|>", "<|im_end|>"))
@@ -52,7 +52,7 @@ def test_a_token_put_together_with_an_input_is_text(chat_tokens: Tokenizer, inpu
 
 @pytest.mark.parametrize("inputs", [[], ["hello"], ["hello <b>", "!"], [""]])
 def test_inputs_without_tokens_change_nothing(chat_tokens: Tokenizer, inputs: list[str]) -> None:
-    """The ids are those of the whole text in one piece."""
+    """The ids equal those of the whole text in one piece."""
     text = "<|im_start|>user hello <b> world<|im_end|>!"
     assert chat_tokens.encode_prompt(text, spans_of(text, inputs)) == chat_tokens.encode(text, parse_special=True)
 
@@ -88,7 +88,7 @@ def test_a_prompt_of_nothing_is_what_the_vocabulary_puts_around_it(chat_tokens: 
 
 
 def test_fim_tokens_are_a_record(tiny_models: TinyModels, chat_tokens: Tokenizer) -> None:
-    """Its fields name their purpose; None where the vocabulary has no such token."""
+    """Its fields name their purpose; None if the vocabulary lacks the token."""
     first = chat_tokens.token_id("<|fim_prefix|>") or 0
     assert chat_tokens.fim == FimTokens(prefix=first, suffix=first + 1, middle=first + 2)
     assert chat_tokens.fim.can_fill

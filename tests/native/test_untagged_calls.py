@@ -249,7 +249,7 @@ def test_long_arguments_take_time_in_proportion() -> None:
 
 
 def test_untagged_calls_are_read_in_every_format(llama_cpp_source: Path) -> None:
-    """Where calls are bare JSON themselves, as in Llama 3, the format's own parser reads them."""
+    """If calls are bare JSON themselves, as in Llama 3, the format's own parser reads them."""
     num_read = 0
     for path in sorted((llama_cpp_source / "models" / "templates").glob("*.jinja")):
         chat = ChatFormat(demo(), path.read_text())

@@ -27,7 +27,7 @@ LONG_S = 60.0
 
 
 class Watched(paceline.Instrument):
-    """Notes why requests end, and makes each tick take 20 ms, so that replies last as long as those of a large model."""
+    """Notes the ends of requests, and makes each tick take 20 ms, so that replies last as long as a large model's."""
 
     def __init__(self) -> None:
         self.reasons: queue.Queue[str] = queue.Queue()
@@ -169,7 +169,7 @@ def test_a_shutdown_lets_a_reply_end(app: WebApp) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_shutdown_ends_a_long_reply_with_its_reason(app: WebApp, stream: bool) -> None:
-    """After the time that it has; the client gets what was generated."""
+    """After its time; the client gets the text so far."""
     app.names["SHUTDOWN_S"] = 0.2
     replies: queue.Queue[httpx.Response] = queue.Queue()
     asking = threading.Thread(target=lambda: replies.put(app.client.post("/chat", json=chat(1000, stream=stream))))

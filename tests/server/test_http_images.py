@@ -168,7 +168,7 @@ def test_models_say_that_they_see(client: httpx.Client, blind: OpenAIServer) -> 
 
 
 def test_tokens_are_counted_with_images(client: httpx.Client) -> None:
-    """As the request uses them, also where they do not fit."""
+    """As the request uses them, even if they do not fit."""
     used = posted(client, "/v1/chat/completions", messages=ASKED, **GREEDY)["usage"]["prompt_tokens"]
     assert posted(client, "/v1/chat/completions/input_tokens", messages=ASKED)["input_tokens"] == used
     content = [{"type": "input_image", "image_url": URL}, {"type": "input_text", "text": QUESTION}]
@@ -181,7 +181,7 @@ def test_tokens_are_counted_with_images(client: httpx.Client) -> None:
 
 
 def test_results_of_tools_have_images(client: httpx.Client) -> None:
-    """In the APIs whose results may be parts."""
+    """In the APIs with parts as results."""
     call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
     output = {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image", "image_url": URL}]}
     asked = [{"role": "user", "content": "look"}, call, output]
@@ -208,7 +208,7 @@ def test_stored_responses_keep_their_images(client: httpx.Client) -> None:
 
 
 def test_truncation_leaves_out_messages_with_their_images(client: httpx.Client) -> None:
-    """Whose cells count for what fits."""
+    """Their cells count in the length."""
     said = [
         {
             "role": "user",

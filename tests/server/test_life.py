@@ -93,7 +93,7 @@ def test_a_draining_server_refuses_new_requests_and_completes_running_ones() -> 
 
 
 def test_long_work_of_some_leaves_threads_for_others() -> None:
-    """Whatever the number of processors: what is tokenised for long must not hold up what is short."""
+    """With any number of processors: tokenising long texts must not hold up short texts."""
 
     async def main() -> None:
         app, gate = build_app(SETTINGS, StandInLLM()), threading.Event()
@@ -174,7 +174,7 @@ def test_garbage_is_collected_while_the_model_loads_and_what_is_left_never_again
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains_and_then_ends_every_stream_in_order(programs: Any, number: int) -> None:
-    """What does not end in time has a terminal event; the process ends with 0."""
+    """Unfinished requests have a terminal event; the process ends with 0."""
     program = programs(0.05)
     program.wait_for("is ready")
     body = {"prompts": ["a"], "stream": True, "sampling": {"max_tokens": None}}
@@ -275,7 +275,7 @@ def test_a_long_tick_is_life_and_one_that_never_ends_is_not(worlds: Any, monkeyp
 
 
 def test_a_crash_loop_is_life_but_not_health_and_requests_wait(worlds: Any, monkeypatch: Any) -> None:
-    """As Kubernetes has it: nothing to be restarted, nothing to be sent here; what comes all the same is taken."""
+    """As Kubernetes expects: no restart, no new requests; requests that come all the same are accepted."""
     world = worlds()
     looping = replace(world.engine.heartbeat(), state="crash_loop", num_crashes=7, restart_in_s=3.2)
     monkeypatch.setattr(world.engine, "heartbeat", lambda: looping)

@@ -1,4 +1,4 @@
-"""Limits for untrusted clients: keys, sizes, times, numbers, and what an internal error reveals."""
+"""Limits for untrusted clients: keys, sizes, times, numbers, and the contents of an internal error."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_body_that_no_route_reads_is_not_waited_for(worlds: Any, begin: bytes)
 
 
 def test_a_client_that_sends_its_whole_body_first_reads_the_refusal(worlds: Any) -> None:
-    """What it sends after the response is discarded: a connection that was reset would lose the response."""
+    """Bytes after the response are discarded: a connection that was reset would lose the response."""
     world = worlds({"api_keys": KEYS})
     with world.socket() as connection:
         connection.sendall(b"POST /completion HTTP/1.1\r\nhost: localhost\r\ncontent-length: 8000000\r\n\r\n")
@@ -226,7 +226,7 @@ def test_a_body_in_an_encoding_that_is_not_known_is_refused(worlds: Any) -> None
 
 
 def test_bodies_that_are_too_long_together_are_refused(worlds: Any) -> None:
-    """Until one of them has its response, or its client disconnects; requests without a body are served meanwhile."""
+    """Until a request has its response, or its client disconnects; requests without a body are served meanwhile."""
     world = worlds({"max_body_bytes": 600, "max_total_body_bytes": 1000})
     world.engine.backend.hold()
     body = {"prompts": ["x" * 550], "stream": True}
@@ -286,7 +286,7 @@ def test_too_many_connections_are_refused(worlds: Any) -> None:
 
 
 def test_the_connection_that_has_waited_longest_is_closed_for_a_new_one(worlds: Any) -> None:
-    """Whether it has sent nothing, a part of a request or whole ones; never a connection with a request in progress."""
+    """After no bytes, a part of a request or whole requests; never a connection with a request in progress."""
     world = worlds({"max_connections": 6})
     world.engine.backend.hold()
     connections, in_flight = world.server.connections, world.server.service.in_flight
@@ -356,7 +356,7 @@ def test_what_is_no_http_is_refused(worlds: Any) -> None:
 
 
 def test_pipelined_requests_get_responses_in_order(worlds: Any) -> None:
-    """On one connection, one after the other."""
+    """In sequence on one connection."""
     with worlds().socket() as connection:
         ask = "GET {} HTTP/1.1\r\nhost: localhost\r\n{}\r\n"
         connection.sendall((ask.format("/health", "") * 20 + ask.format("/nothing", "connection: close\r\n")).encode())
@@ -366,7 +366,7 @@ def test_pipelined_requests_get_responses_in_order(worlds: Any) -> None:
 
 
 def test_a_disconnect_is_noticed_behind_pipelined_requests(worlds: Any) -> None:
-    """What waits behind it on the connection is no reason to go on."""
+    """Later bytes on the connection are no reason to go on."""
     world = worlds()
     world.engine.backend.hold()
     with world.raw(prompts=prompts(1)) as connection:
@@ -389,7 +389,7 @@ def test_an_internal_error_reveals_no_details(worlds: Any, caplog: Any) -> None:
 
 
 def test_bodies_need_not_say_that_they_are_json_but_from_a_web_page(worlds: Any) -> None:
-    """Browsers send such requests to any server without a preflight: with a form's type, or with none at all."""
+    """Browsers send these requests to any server without a preflight: with a form's type, or with no type."""
     client = worlds().client
     body = json.dumps({"prompts": prompts(1)}).encode()
     form = {"content-type": "application/x-www-form-urlencoded"}
@@ -433,7 +433,7 @@ def test_cors_is_off_unless_asked_for(worlds: Any) -> None:
 
 
 def test_ids_of_requests_come_back_and_bad_ones_are_replaced(worlds: Any) -> None:
-    """Also with errors; what could not be an id in a log is none."""
+    """Also with errors; an id that does not fit a log is replaced."""
     client = worlds().client
     assert client.get("/nothing", headers={"x-request-id": "a-1.b:2"}).headers["x-request-id"] == "a-1.b:2"
     for bad in ("", "x" * 129, "two words", "é"):
@@ -462,7 +462,7 @@ def test_a_line_in_the_access_log_has_what_a_request_took_and_no_contents(worlds
 
 
 def test_a_prefix_goes_before_every_route(worlds: Any) -> None:
-    """Keys and shapes of errors follow what comes after it."""
+    """Keys and shapes of errors follow the rest of the path."""
     client = worlds({"root_path": "/llm", "api_keys": KEYS}).client
     assert client.get("/llm/health").status_code == 200
     assert client.post("/llm/v1/probe", json={}).status_code == 401
@@ -472,7 +472,7 @@ def test_a_prefix_goes_before_every_route(worlds: Any) -> None:
 
 
 def test_the_start_page_loads_nothing_from_elsewhere(worlds: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the web page was not built it names the model and points to the routes."""
+    """If the web page was not built it names the model and points to the routes."""
     monkeypatch.setattr("paceline.server.web_page.built_files", dict)
     response = worlds().client.get("/")
     assert "default-src 'none'" in response.headers["content-security-policy"]

@@ -28,7 +28,7 @@ def over(path: Path) -> httpx.Client:
 
 
 def test_a_server_listens_at_every_address(programs: Any, tmp_path: Path) -> None:
-    """Addresses of both families and a Unix socket, whose file is gone when the server has ended."""
+    """Addresses of both families and a Unix socket; its file is gone when the server has ended."""
     path = tmp_path / "llm.sock"
     hosts = ["127.0.0.1", str(path)]
     program = programs(0.05, ",".join(hosts))
@@ -61,7 +61,7 @@ def test_addresses_of_both_families_have_the_same_port() -> None:
 
 
 def test_one_address_that_cannot_be_had_is_named_and_none_is_kept(tmp_path: Path) -> None:
-    """Those before it are closed, and the files of sockets gone."""
+    """Earlier listeners are closed, and the files of sockets gone."""
     path, port = tmp_path / "a.sock", free_port()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         busy = taken.getsockname()[1]

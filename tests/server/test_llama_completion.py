@@ -1,4 +1,4 @@
-"""POST /completion and /infill over the demo model: the facts that llama-server's own tests hold, and what is ours."""
+"""POST /completion and /infill over the demo model: the facts of llama-server's own tests, and our own."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_choices_differ_and_are_numbered_prompt_by_prompt(client: httpx.Client) 
 
 
 def test_only_the_fields_that_were_asked_for_come(client: httpx.Client) -> None:
-    """Unnested where a name has a slash."""
+    """Unnested if a name has a slash."""
     fields = ["content", "generation_settings/n_predict", "prompt", "no/such"]
     completion = complete(client, response_fields=fields)
     assert set(completion) == set(fields[:3])
@@ -161,7 +161,7 @@ def test_a_stop_word_ends_the_completion_and_is_not_in_it(client: httpx.Client) 
 
 
 def test_the_models_own_end_is_eos(client: httpx.Client) -> None:
-    """Where nothing else may come, it comes."""
+    """If nothing else is allowed, it comes."""
     assert complete(client, n_predict=-1, grammar='root ::= "yes"')["stop_type"] == "eos"
 
 
@@ -312,7 +312,7 @@ def test_a_long_prompt_is_cut_where_the_request_sets_truncate(client: httpx.Clie
 
 
 def test_a_request_that_runs_out_of_time_is_an_error(client: httpx.Client) -> None:
-    """Streamed or not; the stream has what came until then."""
+    """Streamed or not; the stream has the text until then."""
     fields = {"n_predict": -1, "ignore_eos": True, "timeout_s": 1e-6}
     assert refused(client, 504, **fields)["type"] == "timeout_error"
     events = streamed(client, **fields)
@@ -359,7 +359,7 @@ def test_a_stream_of_several_ends_each_of_them(client: httpx.Client) -> None:
 
 
 def test_a_streams_probabilities_come_with_its_tokens(client: httpx.Client) -> None:
-    """One token an event, with its text and its probabilities, also where several tokens came at once."""
+    """A token an event, with its text and its probabilities, even if several tokens came at once."""
     for options in ({}, {"interval": 4}, {"prompt": "The 🦊 said: ä"}):
         events = streamed(client, n_probs=3, n_predict=8, **{"prompt": PROMPT, **options})
         for event in events[:-1]:
@@ -378,7 +378,7 @@ def test_a_refusal_comes_before_the_stream(client: httpx.Client) -> None:
 
 
 def test_timings_come_with_every_token_where_asked(client: httpx.Client) -> None:
-    """They count up, and what was cached and what was computed are the prompt."""
+    """They count up, and cached and computed tokens add up to the prompt."""
     prompt = [40 + number % 50 for number in range(100)]
     for is_cached in (False, True):
         events = streamed(client, prompt, timings_per_token=True, cache_prompt=True, cache_salt="timings")
@@ -393,7 +393,7 @@ def test_timings_come_with_every_token_where_asked(client: httpx.Client) -> None
 
 
 def test_progress_of_the_prompt_is_reported_where_asked(client: httpx.Client) -> None:
-    """From what was cached up to all of it, before the first token, with timings that fit."""
+    """From the cached tokens up to the whole prompt, before the first token, with timings that fit."""
     prompt = [30 + number % 90 for number in range(200)]
     asked = {"return_progress": True, "timings_per_token": True, "cache_prompt": True, "cache_salt": "progress"}
     for is_cached in (False, True):
@@ -431,7 +431,7 @@ def test_a_gap_is_filled(client: httpx.Client) -> None:
 
 @pytest.mark.parametrize("field", ["input_prefix", "input_suffix", "prompt", "filename", "text"])
 def test_control_tokens_in_the_texts_of_an_infill_stay_text(server: RunningServer, field: str) -> None:
-    """In every field; with `parse_special` those of the prompt are parsed, and of no other field."""
+    """In every field; with `parse_special` the prompt's are parsed, and no other field's."""
     tokenizer = server.call(server.service.engine).tokenizer
     sides: dict[str, Any] = {"input_prefix": "a", "input_suffix": "b"}
     spelt = {field: tokenizer.decode([tokenizer.fim.middle], special=True)}

@@ -157,20 +157,20 @@ def test_a_list_names_what_was_ignored_in_its_first_member(embedder: httpx.Clien
 
 
 def test_a_model_that_embeds_does_not_write(embedder: httpx.Client) -> None:
-    """501, as what it cannot do."""
+    """501, as unsupported."""
     response = embedder.post("/completion", json={"prompt": "the"})
     assert (response.status_code, response.json()["error"]["type"]) == (501, "not_supported_error")
 
 
 def test_a_model_without_tokens_for_it_fills_no_gap(embedder: httpx.Client) -> None:
-    """The error names the missing ones."""
+    """The error names the missing fields."""
     response = embedder.post("/infill", json={"input_prefix": "a", "input_suffix": "b"})
     assert response.status_code == 501
     assert "Infill is not supported by this model" in response.json()["error"]["message"]
 
 
 def test_a_text_that_is_too_long_is_refused_or_cut(embedder: httpx.Client) -> None:
-    """Beyond the trained length, and with truncate it is the vector of what is left."""
+    """Beyond the trained length, and with truncate it is the vector of the rest."""
     words = "the cat sat " * 400
     refused = embedder.post("/embedding", json={"content": ["a", words]})
     assert refused.status_code == 400
@@ -217,7 +217,7 @@ def test_documents_are_ranked_best_first(reranker: httpx.Client, path: str) -> N
 
 
 def test_texts_are_ranked_in_teis_shape(reranker: httpx.Client) -> None:
-    """A list, with the text where it is wanted."""
+    """A list, with the text on request."""
     plain = ranked(reranker, texts=DOCUMENTS)
     documents = ranked(reranker, documents=DOCUMENTS)["results"]
     assert [result["index"] for result in plain] == [document["index"] for document in documents]
@@ -230,7 +230,7 @@ def test_texts_are_ranked_in_teis_shape(reranker: httpx.Client) -> None:
 
 @pytest.mark.parametrize("path", ["/rerank", "/reranking", "/v1/rerank", "/v1/reranking", "/v2/rerank"])
 def test_documents_may_be_objects_and_are_returned_on_request(reranker: httpx.Client, path: str) -> None:
-    """As clients of Jina and Cohere send them; scores are those of the same texts, and an object comes back whole."""
+    """As clients of Jina and Cohere send them; scores equal those of the same texts, and an object comes back whole."""
     mixed: list[Any] = [{"text": DOCUMENTS[0], "title": "cat"}, DOCUMENTS[1], {"text": DOCUMENTS[2]}, DOCUMENTS[3]]
     plain = ranked(reranker, path, documents=DOCUMENTS)["results"]
     for body in ({"documents": mixed}, {"documents": mixed, "return_documents": False}):
@@ -314,7 +314,7 @@ def test_scales_can_be_set_for_all(styled: httpx.Client) -> None:
 
 
 def test_a_response_shows_the_scales_that_were_asked_for(styled: httpx.Client) -> None:
-    """Those that are not there are named as ignored."""
+    """Unknown adapters are reported as ignored."""
     body = {"prompt": [5], "n_predict": 1, "lora": [{"id": 0, "scale": 0.5}, {"id": 3, "scale": 1}]}
     response = styled.post("/completion", json=body).json()
     assert response["generation_settings"]["lora"] == [{"id": 0, "scale": 0.5}, {"id": 3, "scale": 1.0}]

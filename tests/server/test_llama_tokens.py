@@ -14,7 +14,7 @@ TEXT = "What is the capital of France ?"
 
 
 def tokens(client: httpx.Client, content: Any, **fields: Any) -> list[Any]:
-    """What a text is made of."""
+    """Return the tokens of a text."""
     response = client.post("/tokenize", json={"content": content, **fields})
     assert response.status_code == 200, response.text
     found: list[Any] = response.json()["tokens"]
@@ -44,7 +44,7 @@ def test_pieces_are_text_or_bytes(client: httpx.Client) -> None:
 
 
 def test_mixed_content_is_joined(client: httpx.Client) -> None:
-    """Ids stay what they are."""
+    """Ids are not changed."""
     assert tokens(client, [5, TEXT, 6]) == [5, *tokens(client, TEXT), 6]
 
 
@@ -73,7 +73,7 @@ def test_what_is_neither_is_refused(client: httpx.Client, path: str, body: dict[
 
 
 def test_text_with_zero_bytes_and_of_any_length_is_taken(client: httpx.Client) -> None:
-    """What is tokenised comes back."""
+    """The tokens give the text back."""
     text = "a\0b" + "x" * 100_000
     assert client.post("/detokenize", json={"tokens": tokens(client, text)}).json()["content"] == text
 
@@ -169,7 +169,7 @@ def test_a_model_that_writes_neither_embeds_nor_reranks(client: httpx.Client) ->
 
 
 def template(client: httpx.Client, *messages: dict[str, Any], **fields: Any) -> httpx.Response:
-    """What the chat template makes of messages."""
+    """Return the chat template's rendering of messages."""
     return client.post("/apply-template", json={"messages": list(messages), **fields})
 
 
@@ -177,7 +177,7 @@ USER = {"role": "user", "content": "What is today?"}
 
 
 def test_messages_become_the_text_of_a_prompt(client: httpx.Client, server: RunningServer) -> None:
-    """The prompt ends where the assistant's message begins, unless the request says otherwise; nothing is generated."""
+    """The prompt ends at the start of the assistant's message, unless the request disables it; nothing is generated."""
     system = {"role": "system", "content": "You are kind."}
     response = template(client, system, USER)
     assert response.status_code == 200, response.text
@@ -214,7 +214,7 @@ TOOL = {
 
 
 def test_a_prompt_shows_the_tools_of_a_conversation(client: httpx.Client) -> None:
-    """Those that the choice leaves; malformed ones are refused."""
+    """Tools allowed by the choice; malformed tools are refused."""
     plain = template(client, USER).json()["prompt"]
     assert template(client, USER, tools=[]).json()["prompt"] == plain
     assert "look_up_the_date" in template(client, USER, tools=[TOOL], parallel_tool_calls=True).json()["prompt"]

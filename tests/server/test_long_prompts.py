@@ -50,7 +50,7 @@ def world(running: tuple[OpenAIServer, Encoded]) -> OpenAIServer:
 
 @pytest.fixture
 def encoded(running: tuple[OpenAIServer, Encoded]) -> Encoded:
-    """Return what the server has tokenised in this test."""
+    """Return the texts that the server has tokenised in this test."""
     running[1].longest = 0
     return running[1]
 
@@ -138,7 +138,7 @@ COUNTED: dict[str, tuple[str, dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", COUNTED)
 def test_tokens_of_a_prompt_that_cannot_fit_are_counted(name: str, world: OpenAIServer) -> None:
-    """Routes that count tokens count those of any text: programs decide by them how much to leave out."""
+    """Routes that count tokens accept any text: programs decide by them how much to leave out."""
     path, body, member = COUNTED[name]
     with world.client() as http:
         response = http.post(path, json=body)

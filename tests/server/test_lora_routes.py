@@ -138,7 +138,7 @@ APIS = [by_completions, by_chat, by_responses, by_messages, by_ollama_chat, by_o
 def test_the_model_field_chooses_an_adapter(
     client: httpx.Client, folder: Path, api: Callable[[httpx.Client, str], Any]
 ) -> None:
-    """One API after the other: its output changes with the adapter, and only there."""
+    """In every API: its output changes with the adapter, and only then."""
     plain = api(client, "tiny")
     for name in ("one", "two"):
         ok(load(client, name, folder / f"{name}.gguf"))
@@ -378,7 +378,7 @@ def test_loading_is_off_unless_the_server_was_started_with_it(folder: Path) -> N
 
 
 def test_many_clients_load_use_and_unload_at_once(server: RunningServer, folder: Path) -> None:
-    """Each gets what its adapter gives, and at the end none is left."""
+    """Each gets its adapter's output, and at the end none is left."""
     with server.client() as client:
         ok(load(client, "expected", folder / "one.gguf"))
         expected = by_completions(client, "expected")

@@ -1,4 +1,4 @@
-"""What requests leave behind in the server's process: nothing, however they end. Objects are counted, not bytes."""
+"""Objects that requests leave in the server's process: none, for any end. Objects are counted, not bytes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LONG = {"prompt": "Once upon a time", "max_tokens": 1000, "ignore_eos": True, "s
 
 
 class Clients:
-    """Of one server; every request has a connection of its own, so that connections are among what may stay."""
+    """Clients of one server; every request has a connection of its own, so that leaked connections are found."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -65,11 +65,11 @@ class Clients:
         assert self.status("POST", COMPLETION, {**SHORT, "prompt": ["Once", "Twice"], "stream": True}) == 200
 
     def refused(self) -> None:
-        """What makes no sense."""
+        """Send invalid requests."""
         assert self.status("POST", COMPLETION, {"prompt": 5.5}) == 400
 
     def nowhere(self) -> None:
-        """What is not there."""
+        """Request unknown routes."""
         assert self.status("GET", "/nothing", None) == 404
 
     def tokens(self) -> None:
@@ -119,7 +119,7 @@ class Clients:
 
     @contextmanager
     def _sent(self, body: dict[str, Any], request_id: str = "any") -> Iterator[http.client.HTTPResponse]:
-        """Yield a response whose head was read."""
+        """Yield a response with its head read."""
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=LONG_S)
         connection.request("POST", COMPLETION, json.dumps(body), {"x-request-id": request_id})
         response = connection.getresponse()
@@ -153,13 +153,13 @@ def unlogged() -> Iterator[None]:
 
 
 def held(server: RunningServer) -> str:
-    """Objects by type, and by type what is in containers, once nothing is open any more; as JSON, which no later look finds."""
+    """Objects by type, and objects in containers by type, once no request is open; as JSON, which no later look finds."""
     server.until(lambda: not (server.engine.num_open or server.connections or server.service.in_flight.count))
     return json.dumps(counted())
 
 
 def counted() -> Counter[str]:
-    """What `held` returns, of the whole process."""
+    """The result of `held` for the whole process."""
     settle()
     found: Counter[str] = Counter()
     for item in objects():
@@ -176,9 +176,9 @@ def counted() -> Counter[str]:
 def settle() -> None:
     """Collect until no object leaves the collector's care any more.
 
-    A collection lets go of tuples that hold nothing but texts, numbers and tuples of which that is known already. So the
-    labels of the worker's last report, which are tuples of tuples, take several, and one would count those of a report that
-    came just before the look, and not those of an older one.
+    A collection untracks tuples that hold only texts, numbers and untracked tuples. So the labels of the worker's last report,
+    tuples of tuples, take several collections. Otherwise the labels of a report just before the look would be counted, and an
+    older report's would not.
     """
     most, left = -1, len(gc.get_objects())
     while left != most:
@@ -283,7 +283,7 @@ def test_sleep_and_adapters_leave_nothing_behind(tmp_path: Path) -> None:
 
 
 def gained(before: str, after: str, *, by_more_than: int) -> dict[str, int]:
-    """What there is more of between two looks."""
+    """Return the growth between two looks."""
     old, new = json.loads(before), json.loads(after)
     found = {name: count - old.get(name, 0) for name, count in new.items()}
     return {name: count for name, count in found.items() if count > by_more_than}

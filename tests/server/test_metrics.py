@@ -28,7 +28,7 @@ def scrape(client: httpx.Client, **headers: str) -> dict[tuple[str, tuple[tuple[
 
 
 def test_metrics_are_the_engine_s(server: RunningServer, client: httpx.Client) -> None:
-    """After a generation the text has what `stats()` has; the engine lives."""
+    """After a generation the text matches `stats()`; the engine lives."""
     engine = server.engine
     request = engine.prepare("Once upon a time", SamplingParams(max_tokens=5, ignore_eos=True), RequestOptions())
     assert len(list(engine.accept(request))) > 0
@@ -87,7 +87,7 @@ def test_a_server_whose_metrics_are_off_responds_with_501() -> None:
 
 
 def test_streams_are_counted_by_their_bytes(client: httpx.Client) -> None:
-    """What a client read is what was sent; soon none is open."""
+    """The bytes that a client read equal the sent bytes; soon none is open."""
     before = scrape(client)
     with client.stream(
         "POST", "/v1/completions", json={"prompt": "Once", "max_tokens": 20, "stream": True}

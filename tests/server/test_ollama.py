@@ -102,7 +102,7 @@ def test_a_tool_is_called_and_its_result_read(client: ollama.Client) -> None:
     "wanted", ["json", {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}]
 )
 def test_a_format_holds_the_text_to_json(client: ollama.Client, wanted: Any) -> None:
-    """Any object, or one of a schema."""
+    """Any object, or an object of a schema."""
     schema = {"additionalProperties": False, **wanted} if isinstance(wanted, dict) else wanted
     found = chat(client, format=schema, think=False, options={**GREEDY, "num_predict": 60})
     if found.done_reason == "length":  # any JSON may be long
@@ -175,7 +175,7 @@ def test_texts_are_embedded(client: ollama.Client) -> None:
 
 
 def test_the_model_is_listed_and_described(world: OpenAIServer, client: ollama.Client) -> None:
-    """Under its first name; what is not its name is not found."""
+    """Under its first name; other names are not found."""
     (listed,), (running,) = client.list().models, client.ps().models
     assert listed.model == running.model == "tale"
     assert listed.digest == running.digest

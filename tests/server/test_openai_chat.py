@@ -46,7 +46,7 @@ def streamed(client: openai.OpenAI, **options: Any) -> list[openai.types.chat.Ch
 
 
 def test_a_conversation_is_rendered_by_its_template(world: OpenAIServer, client: openai.OpenAI) -> None:
-    """By what the engine generates after the prompt that the model's own template makes."""
+    """By the engine's output after the prompt of the model's own template."""
     completion = chat(client, extra_body={"return_token_ids": True, "reasoning_format": "none"})
     chat_template = world.service.chat_format()
     ids = chat_template.encode(chat_template.render(MESSAGES))
@@ -114,7 +114,7 @@ def test_streamed_deltas_joined_are_the_whole_message(client: openai.OpenAI, opt
 
 
 def test_the_usage_of_a_stream_comes_last_and_alone(client: openai.OpenAI) -> None:
-    """Where it is asked for."""
+    """On request."""
     *others, last = streamed(client, stream_options={"include_usage": True})
     assert last.choices == []
     assert last.usage is not None
@@ -413,7 +413,7 @@ def test_several_choices_have_calls_of_their_own(client: openai.OpenAI) -> None:
 
 
 def test_a_stop_string_counts_in_the_raw_text(client: openai.OpenAI) -> None:
-    """As in llama-server: within thinking and calls, too; what was generated until then is the message."""
+    """As in llama-server: within thinking and calls, too; the text until then is the message."""
     options: Any = {"model": "tale", "tools": [WEATHER], "temperature": 0, "max_tokens": 100}
     choice = client.chat.completions.create(messages=ASKED, stop=["weather"], **options).choices[0]
     assert choice.model_extra is not None
@@ -444,7 +444,7 @@ def test_thinking_can_be_left_out_of_a_response(client: openai.OpenAI) -> None:
 
 
 def test_tokens_of_thinking_are_counted(world: OpenAIServer, client: openai.OpenAI) -> None:
-    """Streamed or not, and shown or not: as many as its text has; none where there is none."""
+    """Streamed or not, and shown or not: the number of its text's tokens; none without thinking."""
     options: Any = {"model": "tale", "messages": ASKED, "tools": [WEATHER], "temperature": 0, "max_tokens": 100}
     hidden: Any = {"extra_body": {"include_reasoning": False}}
     shown, without = (client.chat.completions.create(**options, **more) for more in ({}, hidden))
@@ -544,7 +544,7 @@ def test_a_server_that_does_not_parse_leaves_all_in_the_content() -> None:
 
 
 def test_progress_of_the_prompt_is_reported_where_asked(client: openai.OpenAI) -> None:
-    """From what was cached up to all of it, in events without text before the first token; only in streams."""
+    """From the cached tokens up to the whole prompt, in events without text before the first token; only in streams."""
     long: Any = [{"role": "user", "content": "This is a test of it. " * 40}]
     options: Any = {"model": "tale", "messages": long, "max_tokens": 4, "temperature": 0, "stream": True}
     for timings in (False, True):

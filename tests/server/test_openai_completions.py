@@ -44,7 +44,7 @@ def complete(client: openai.OpenAI, prompt: Any = PROMPT, **options: Any) -> ope
 
 
 def test_a_completion_is_what_the_library_generates(world: OpenAIServer, client: openai.OpenAI) -> None:
-    """With the id of the request, the model that was asked, and what it took."""
+    """With the id of the request, the model's name, and the usage."""
     response = client.completions.with_raw_response.create(model="tale", prompt=PROMPT, temperature=0)
     completion = response.parse()
     ids = world.engine.tokenizer.encode(PROMPT)
@@ -104,7 +104,7 @@ def test_streamed_text_joined_is_the_whole_text(client: openai.OpenAI, options: 
 
 
 def test_the_usage_of_a_stream_comes_last_and_alone(world: OpenAIServer) -> None:
-    """Where it is asked for, all other events have a null in its place; then [DONE]."""
+    """On request, all other events have a null in its place; then [DONE]."""
     body = {"prompt": PROMPT, "max_tokens": 3, "stream": True, "stream_options": {"include_usage": True}, **FOREVER}
     with world.client() as client:
         response = client.post("/v1/completions", json=body)
@@ -151,7 +151,7 @@ def test_a_prompt_can_be_scored_without_a_completion(client: openai.OpenAI) -> N
 
 
 def test_a_suffix_makes_the_model_fill_in_the_middle(world: OpenAIServer, client: openai.OpenAI) -> None:
-    """The prompt is what the vocabulary's tokens for that make of the two."""
+    """The prompt is the two texts with the vocabulary's tokens for it."""
     choice = complete(client, "a b", suffix=" c d", extra_body={"return_token_ids": True}).choices[0]
     tokenizer = world.engine.tokenizer
     fim, encode = tokenizer.fim, tokenizer.encode
@@ -183,7 +183,7 @@ def test_a_repeated_prompt_reports_its_cached_tokens(client: openai.OpenAI) -> N
 
 
 def test_own_options_reach_the_engine(client: openai.OpenAI) -> None:
-    """Such as the tokens that may come at all, and the ids in the response."""
+    """For example the allowed tokens, and the ids in the response."""
     extra = {"allowed_token_ids": [300, 301], "return_token_ids": True, "ignore_eos": True}
     choice = complete(client, temperature=1, extra_body=extra).choices[0]
     assert choice.model_extra is not None
@@ -197,7 +197,7 @@ def test_a_seed_gives_the_same_completion_again(client: openai.OpenAI) -> None:
 
 
 def test_ignored_fields_are_named_in_the_response(client: openai.OpenAI) -> None:
-    """Also a model that does not exist, whose name the response repeats."""
+    """Also an unknown model; the response repeats its name."""
     completion = complete(client, model="gpt-4", user="me")
     assert completion.model == "gpt-4"
     assert completion.model_extra is not None

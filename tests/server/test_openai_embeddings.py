@@ -106,7 +106,7 @@ def test_fewer_dimensions_are_the_first_ones_at_length_one(client: openai.OpenAI
 
 
 def test_a_text_that_is_too_long_is_cut_with_truncate(world: OpenAIServer) -> None:
-    """To the longest that can be embedded, and the usage counts what was read."""
+    """To the longest text that can be embedded, and the usage counts its tokens."""
     longest = world.engine.limits.max_embedding_tokens
     with world.client() as client:
         body = {"input": ["a " * (longest + 500), "b"], "truncate": "left"}
@@ -246,7 +246,7 @@ def test_an_embedding_can_be_cancelled_by_its_id(world: OpenAIServer, monkeypatc
 
 
 def test_the_model_is_listed_once_with_all_of_its_names(world: OpenAIServer, client: openai.OpenAI) -> None:
-    """Its id is the first name; aliases, tags and facts of its file are where llama-server has them, in /models too."""
+    """Its id is the first name; aliases, tags and facts of its file are at llama-server's places, in /models too."""
     (listed,) = client.models.list().data
     assert (listed.id, listed.object) == (NAMES[0], "model")
     assert listed.model_extra is not None

@@ -15,7 +15,7 @@ ADDRESS = "http://127.0.0.1:8080"
 
 
 def test_the_python_of_the_guide_prints_what_it_says(server: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
-    """A whole completion, a stream, a tool call and what follows it, with the URL of the tests' server in place of its own."""
+    """A whole completion, a stream, a tool call and its result, with the URL of the tests' server in place of its own."""
     first, tools = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
     assert ADDRESS in first
     names: dict[str, object] = {}

@@ -1,4 +1,4 @@
-"""A request's `reasoning_effort`, seen by a template that shows what it is given."""
+"""A request's `reasoning_effort`, seen by a template that shows its variables."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def prompts(client: httpx.Client, server: RunningServer, **body: Any) -> list[st
 def test_the_effort_of_a_request_reaches_the_template(
     server: RunningServer, body: dict[str, Any], expected: str
 ) -> None:
-    """As the flag's does, which holds where a request has none; "none" turns thinking off."""
+    """Like the flag's, which holds for requests without a budget; "none" turns thinking off."""
     with server.client() as client:
         assert prompts(client, server, **body) == [expected] * 2
 

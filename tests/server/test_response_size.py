@@ -100,7 +100,7 @@ def test_as_many_as_a_response_may_have_are_returned(client: httpx.Client) -> No
 
 
 def test_a_stream_may_have_more_in_all_than_wait_for_its_client(client: httpx.Client) -> None:
-    """What was sent is not kept: 300 tokens with 1,000 alternatives each arrive."""
+    """Sent parts are not kept: 300 tokens with 1,000 alternatives each arrive."""
     body = {"prompt": "a", "max_tokens": 300, "logprobs": 1000, "stream": True, "ignore_eos": True}
     num_tokens = 0
     with client.stream("POST", "/v1/completions", json=body) as response:

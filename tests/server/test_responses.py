@@ -76,12 +76,12 @@ def texts_of(item: Any) -> list[str]:
 
 
 def starts_of(item: Any) -> list[str]:
-    """What an item begins with: later words may differ between passes of another size."""
+    """Return the first words of an item: later words may differ between passes of another size."""
     return [text[: 12 if item.type == "function_call" else 20] for text in words_of(item)]
 
 
 def words_of(item: Any) -> list[str]:
-    """All that an item says; where it is the same twice, so is its number of tokens."""
+    """Return all words of an item; equal words have an equal number of tokens."""
     return [item.arguments] if item.type == "function_call" else texts_of(item)
 
 
@@ -145,7 +145,7 @@ def test_the_request_is_repeated_in_the_response(client: openai.OpenAI) -> None:
     ],
 )
 def test_streamed_equals_whole(client: openai.OpenAI, options: dict[str, Any]) -> None:
-    """Item by item: what deltas add up to, what is done at the end, and the response without a stream."""
+    """Item by item: the sum of the deltas, the done events, and the response without a stream."""
     options = {"extra_body": {"cache_prompt": False}, **options}
     whole, events = respond(client, **options), streamed(client, **options)
     assert [event.sequence_number for event in events] == list(range(len(events)))
@@ -180,7 +180,7 @@ def test_the_stream_helper_of_the_package_accumulates_the_response(client: opena
 
 
 class Person(pydantic.BaseModel):
-    """What `parse` asks for, bounded so that it ends within the tokens of a response."""
+    """The type that `parse` gets, bounded so that it ends within the tokens of a response."""
 
     name: str = pydantic.Field(max_length=60)
     age: int = pydantic.Field(ge=0, le=150)
@@ -457,7 +457,7 @@ def test_only_the_output_is_encoded_on_the_event_loop(client: openai.OpenAI, mon
 
 
 def test_without_a_store_the_flag_is_named(bare: OpenAIServer) -> None:
-    """store: true is accepted, as llama-server does, with a warning; what needs a store is refused."""
+    """store: true is accepted with a warning, as in llama-server; fields that need a store are refused."""
     with bare.openai() as client:
         response = respond(client, store=True)
         assert response.model_extra is not None
@@ -488,7 +488,7 @@ def test_a_conversation_that_grows_beyond_the_bounds_is_answered_and_not_stored(
 
 
 def test_truncation_leaves_out_the_first_messages(world: OpenAIServer, client: openai.OpenAI) -> None:
-    """With the instructions kept; "disabled", the default, refuses what is too long."""
+    """With the instructions kept; "disabled", the default, refuses prompts that are too long."""
     long: list[Any] = [{"role": "user", "content": f"Number {number}. " + "A fox ran. " * 30} for number in range(40)]
     long.append({"role": "user", "content": "Hello."})
     with pytest.raises(openai.BadRequestError) as caught:
@@ -533,7 +533,7 @@ def test_truncation_leaves_out_the_first_messages(world: OpenAIServer, client: o
     ],
 )  # fmt: skip
 def test_a_wrong_request_is_refused_by_the_field(world: OpenAIServer, body: Any, param: str, words: str) -> None:
-    """In OpenAI's shape, also where a stream is asked for; the server goes on."""
+    """In OpenAI's shape, also for a stream; the server goes on."""
     for path in ("/v1/responses", "/v1/responses/input_tokens"):
         with world.client() as client:
             response = client.post(path, json={"max_output_tokens": 4, "stream": True, **body})
@@ -546,7 +546,7 @@ def test_a_wrong_request_is_refused_by_the_field(world: OpenAIServer, body: Any,
 
 
 def test_fields_without_a_meaning_are_named_in_warnings(client: openai.OpenAI) -> None:
-    """And repeated where OpenAI repeats them."""
+    """And repeated in OpenAI's places."""
     response = respond(
         client,
         user="me",
@@ -573,7 +573,7 @@ def test_fields_without_a_meaning_are_named_in_warnings(client: openai.OpenAI) -
 
 
 def test_a_failure_in_the_middle_of_a_stream_is_an_error_and_a_failed_response(world: OpenAIServer) -> None:
-    """Here by a deadline: an error event with our code, then response.failed with what was generated."""
+    """Here by a deadline: an error event with our code, then response.failed with the text so far."""
     body = {"input": STORY, "stream": True, "timeout_s": 0.3, **FOREVER}
     with world.client() as client:
         text = client.post("/v1/responses", json=body).text
@@ -660,7 +660,7 @@ def agent_input(*more: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def events_of(text: str) -> list[dict[str, Any]]:
-    """The events of a stream, whose numbers are without a gap."""
+    """Return the events of a stream, numbered without a gap."""
     events = [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: ")]
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     return events
@@ -680,7 +680,7 @@ def test_an_agents_request_is_served_and_says_what_is_left_out(world: OpenAIServ
 
 
 def test_a_call_of_a_namespace_goes_round(world: OpenAIServer) -> None:
-    """It has name and namespace, and is the same function where it is sent back."""
+    """It has name and namespace, and is the same function when it is sent back."""
     choice = {"type": "function", "name": "spawn", "namespace": "agents"}
     body = {"input": agent_input(), "max_output_tokens": 300, "temperature": 0, "tool_choice": choice, **AGENT}
     with world.client() as client:

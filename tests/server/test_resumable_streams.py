@@ -62,7 +62,7 @@ def test_an_ended_stream_is_read_again_from_any_byte(worlds: Worlds) -> None:
 
 
 def test_a_request_outlives_its_client_and_is_resumed_where_that_left(worlds: Worlds) -> None:
-    """What comes after the hang-up reaches the one who resumes."""
+    """Text after the hang-up reaches the resuming client."""
     world = worlds()
     world.engine.hold_after(3)
     first = leave_early(world.client, STREAM, CONVERSATION)
@@ -93,7 +93,7 @@ def test_a_client_may_leave_before_the_first_token(worlds: Worlds) -> None:
     [(ENDLESS, {}), (ENDLESS, {"X-Conversation-Id": ""}), ({**ENDLESS, "stream": False}, CONVERSATION)],
 )
 def test_other_requests_end_with_their_client(worlds: Worlds, body: dict[str, Any], headers: dict[str, str]) -> None:
-    """Without the header, and where the response is whole."""
+    """Without the header, and if the response is not streamed."""
     world = worlds()
     world.engine.hold_after(3)
     with pytest.raises(httpx.ReadTimeout):
@@ -104,7 +104,7 @@ def test_other_requests_end_with_their_client(worlds: Worlds, body: dict[str, An
 
 
 def test_several_readers_follow_a_running_stream(worlds: Worlds) -> None:
-    """Each from where it wants, all to the end."""
+    """Each from its own place, all to the end."""
     world = worlds()
     world.engine.hold_after(3)
     first = leave_early(world.client, STREAM, CONVERSATION)
@@ -122,7 +122,7 @@ def test_several_readers_follow_a_running_stream(worlds: Worlds) -> None:
 
 
 def test_a_lookup_finds_a_conversation_and_its_variants(worlds: Worlds) -> None:
-    """By the whole id, or by what comes before ::; what it does not name, it does not show."""
+    """By the whole id, or by the part before ::; other streams are not shown."""
     world = worlds()
     sent = world.client.post("/v1/probe", json=STREAM, headers=CONVERSATION).content
     (one,) = looked_up(world.client, "talk 1", "talk", "other")
@@ -187,7 +187,7 @@ def test_deleting_a_stream_ends_a_request_that_is_still_prepared(
 
 
 def test_deleting_a_stream_ends_every_request_of_it_that_has_only_begun_to_come(worlds: Worlds) -> None:
-    """From its headers on, before its body is there, and also where there are two of them; one that comes later runs."""
+    """From its headers on, before its body has come, and also if there are two; a later request runs."""
     world, may_go_on = worlds(), threading.Event()
     begun = [threading.Event(), threading.Event()]
 
@@ -271,7 +271,7 @@ def test_what_cannot_be_read_is_refused(worlds: Worlds, params: dict[str, str], 
 
 
 def test_a_route_that_fails_before_the_stream_leaves_nothing_running(worlds: Worlds) -> None:
-    """There is no client whose leaving would end it."""
+    """There is no client to end it by leaving."""
     world = worlds()
     world.engine.hold_after(3)
     assert world.client.post("/v1/left", json={"prompts": ["a"]}, headers=CONVERSATION).status_code == 500
@@ -311,7 +311,7 @@ def test_a_stream_is_cancelled_by_its_request_id_as_well(worlds: Worlds) -> None
 
 
 def test_a_draining_server_ends_streams_without_a_reader(worlds: Worlds) -> None:
-    """Those that are read may complete."""
+    """Streams with a reader may complete."""
     world = worlds()
     world.engine.hold_after(3)
     leave_early(world.client, ENDLESS, {"X-Conversation-Id": "left"})
@@ -342,7 +342,7 @@ def test_shutting_down_ends_every_stream(worlds: Worlds) -> None:
 
 
 def test_a_request_that_comes_later_replaces_what_came_before_whichever_is_ready_first() -> None:
-    """The earlier one is cancelled where it waits still; a later one that waits goes on."""
+    """The earlier request is cancelled if it still waits; a later waiting request goes on."""
     streams, cancelled = ResumableStreams(), []
     one, two, three = (lambda name=name: cancelled.append(name) for name in ("one", "two", "three"))
     with streams.waiting(b"", "talk", one), streams.waiting(b"", "talk", two), streams.waiting(b"", "talk", three):
@@ -398,7 +398,7 @@ def test_a_part_longer_than_the_limit_keeps_its_end() -> None:
 
 
 def test_all_streams_together_are_limited() -> None:
-    """Ended ones are evicted, the oldest first; then the largest running one loses bytes."""
+    """Ended streams are evicted, the oldest first; then the largest running stream loses bytes."""
 
     async def main() -> None:
         streams = ResumableStreams(max_stream_bytes=10, max_total_bytes=20)
@@ -428,7 +428,7 @@ def test_all_streams_together_are_limited() -> None:
 
 
 def test_ended_streams_are_limited_in_number() -> None:
-    """Empty ones take memory too; running ones are not evicted."""
+    """Empty streams take memory too; running streams are not evicted."""
 
     async def main() -> None:
         streams = ResumableStreams(max_streams=2)

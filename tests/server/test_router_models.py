@@ -91,7 +91,7 @@ def test_fifty_loads_of_a_model_leave_nothing_behind(routers: Callable[..., Runn
 def test_a_worker_that_is_killed_takes_no_other_model_along(
     routers: Callable[..., RunningServer], tmp_path: Path, folder: Path
 ) -> None:
-    """The other one's stream goes on; its own next request is served by a new process."""
+    """The other model's stream goes on; its own next request is served by a new process."""
     presets = tmp_path / "presets.ini"
     presets.write_text(f"[demo]\nmodel = {demo_model_path()}\nctx-size = 1024\nload-on-startup = 1\n")
     server = routers("--models-preset", str(presets), "--models-dir", str(folder))
@@ -115,7 +115,7 @@ def test_a_worker_that_is_killed_takes_no_other_model_along(
 def test_a_toml_file_names_models_with_their_options(
     routers: Callable[..., RunningServer], tmp_path: Path, folder: Path
 ) -> None:
-    """Options of the engine, limits of the manager; the command line is over both. One sleeps, the other is evicted."""
+    """Options of the engine, limits of the manager; the command line overrides both. One sleeps, the other is evicted."""
     presets = tmp_path / "models.toml"
     presets.write_text(
         "max_loaded = 1\n[models.demo]\nn_ctx = 512\nsleep_idle_s = 0.2\naliases = ['d']\n"

@@ -1,4 +1,4 @@
-"""A server with several models over fake engines: which model a request gets, what it waits for, how it fails."""
+"""A server with several models over fake engines: the model of a request, its waiting, its failures."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_unknown_names_are_404_with_the_nearest_one(routers: Any, path: str, bod
 
 
 def test_a_request_without_a_name_is_refused(routers: Any) -> None:
-    """Also one whose body is no object, or no JSON, or whose model is no text."""
+    """Also a body that is no object, or no JSON, or a model that is no text."""
     client = routers().client
     for options in ({"json": BODY}, {"json": [1]}, {"content": b""}):
         assert "model name is missing" in client.post("/completion", **options).json()["error"]["message"]
@@ -117,7 +117,7 @@ MODEL_GETS = [
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 @pytest.mark.parametrize("path", MODEL_GETS)
 def test_a_read_by_a_page_of_another_origin_loads_nothing(routers: Any, path: str, method: str) -> None:
-    """Not even if its address asks for that: an image on any page has such an address."""
+    """Not even if its address asks for that: an image on any page may have this address."""
     world = routers()
     response = world.client.request(method, f"{path}?model=small&autoload=true", headers=PAGE)
     assert response.status_code == 400
@@ -126,7 +126,7 @@ def test_a_read_by_a_page_of_another_origin_loads_nothing(routers: Any, path: st
 
 
 def test_the_list_of_reads_is_complete(routers: Any) -> None:
-    """Every GET route of a model is among those that are tried."""
+    """Every GET route of a model is among the tried routes."""
     app, found = routers().server.app, set[str]()
     for route in app.openapi()["paths"].items():
         path, methods = route
@@ -238,7 +238,7 @@ def test_a_stream_that_has_begun_reports_a_failed_load_as_its_last_event(
 
 
 def test_a_stream_that_has_begun_reports_a_wrong_request_as_its_last_event(routers: Any) -> None:
-    """What would have been a 400 of the model's own."""
+    """An error that would have been a 400 of the model's own."""
     world = routers("--heartbeat-s", "0.02")
     world.loader.gate.clear()
     body = {"prompt": "x", "temperature": -1, "model": "small", "stream": True}
@@ -252,7 +252,7 @@ def test_a_stream_that_has_begun_reports_a_wrong_request_as_its_last_event(route
 
 
 def _numbered(lines: list[str]) -> list[dict[str, Any]]:
-    """The events of a response, whose numbers have no gap and whose id is one."""
+    """Return the events of a response, with numbers without a gap and a single id."""
     events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert len({event["response"]["id"] for event in events if "response" in event}) == 1
@@ -263,7 +263,7 @@ def _numbered(lines: list[str]) -> list[dict[str, Any]]:
     ("damage", "words", "param"), [("load", "damaged", None), ("request", "temperature", "temperature")]
 )
 def test_a_response_begins_while_its_model_is_loaded(routers: Any, damage: str, words: str, param: str | None) -> None:
-    """With events that clients count, and whose numbers and id the failure continues."""
+    """With events that clients count; the failure continues their numbers and id."""
     world = routers("--heartbeat-s", "0.02")
     world.loader.gate.clear()
     if damage == "load":
@@ -337,7 +337,7 @@ def test_the_least_recently_used_idle_model_makes_room(routers: Any) -> None:
 
 
 def test_models_are_loaded_and_unloaded_on_request(routers: Any) -> None:
-    """The response comes at once; what is the case already is an error, as in llama-server."""
+    """The response comes at once; a state that already holds is an error, as in llama-server."""
     world = routers()
     client = world.client
     assert client.post("/models/load", json={"model": "small"}).json() == {"success": True}
@@ -502,7 +502,7 @@ def test_presets_are_read_again(routers: Any) -> None:
 
 
 def test_limits_of_a_file_are_read_again(routers: Any, tmp_path: Path) -> None:
-    """Lower ones evict idle models; flags stay over them, and a wrong one changes nothing."""
+    """Lower limits evict idle models; flags override them, and a wrong limit changes nothing."""
     path, tables = tmp_path / "models.toml", "[models.a]\n[models.b]\n"
     path.write_text(f"max_loaded = 2\n{tables}")
     world = routers(file=str(path))
@@ -585,7 +585,7 @@ def test_a_request_that_waits_for_a_model_that_is_removed_gets_404(routers: Any)
 
 
 def test_settings_that_no_engine_has_are_read_again_too(routers: Any) -> None:
-    """A model that is loaded stays so, and is served with the new ones."""
+    """A loaded model stays so, and is served with the new models."""
     world = routers()
     assert world.client.post("/v1/completions", json={"prompt": "x", "model": "small"}).status_code == 200
     world.files.contents["p.ini"] = PRESETS.replace("[small]\n", "[small]\npredict = 2\n")
@@ -644,7 +644,7 @@ def test_a_model_that_wakes_keeps_its_service(routers: Any) -> None:
 
 
 def test_a_model_of_the_cache_is_deleted_by_any_of_its_names(routers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An adapter's name is none of them, and what a preset or a folder has is not deleted: the errors name the model."""
+    """An adapter's name is not a model, and models of a preset or a folder are not deleted: the errors name the model."""
     world = routers(presets="[*]\nalias = d\n")
     name = "user/demo:Q8_0"
     world.files.cached[name] = Path("/cache/demo.gguf")

@@ -1,4 +1,4 @@
-"""The OpenAPI document against the server that serves it: requests made up from it, sound ones and others.
+"""The OpenAPI document against its server: requests made up from it, valid and invalid.
 
 PACELINE_SCHEMA_EXAMPLES: how many for each route; by default few.
 """
@@ -241,7 +241,7 @@ def check_response(case: schemathesis.Case, response: schemathesis.Response) -> 
 
 @pytest.mark.parametrize("path", NEEDED)
 def test_odd_values_of_known_fields_are_taken_or_refused(document: Any, small: RunningServer, path: str) -> None:
-    """Some fields at a time, beside what the route needs: a 200, or a 400 that says why; never more."""
+    """Some fields at a time, with the required fields: a 200, or a 400 with the reason; never more."""
     fields = sorted(properties_of(document, path))
     bodies = st.dictionaries(st.sampled_from(fields), ODD, min_size=1, max_size=3)
 

@@ -1,4 +1,4 @@
-"""A server whose engine sleeps: what wakes it, and which routes respond while it does."""
+"""A server with a sleeping engine: the routes that wake it, and the routes that respond while it sleeps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BODY = {"prompt": "Once upon a time", "n_predict": 8, "temperature": 0}
 
 @pytest.fixture(scope="module")
 def sleeper() -> Iterator[RunningServer]:
-    """The demo model, whose worker is stopped soon when idle."""
+    """The demo model, with a worker that is stopped soon when idle."""
     with RunningServer(ServerSettings(engine_options=OPTIONS)) as running:
         yield running
 
@@ -95,7 +95,7 @@ def test_a_completion_after_a_sleep_is_the_one_before(sleeper: RunningServer) ->
 
 
 def test_it_is_awake_as_soon_as_a_request_has_woken_it(sleeper: RunningServer) -> None:
-    """Also where the request itself does not need the worker."""
+    """Even if the request itself does not need the worker."""
     until_asleep(sleeper)
     with sleeper.client() as client:
         assert client.post("/tokenize", json={"content": "Hello"}).status_code == 200

@@ -1,4 +1,4 @@
-"""From settings to a running server: what begins first, what is refused before, and ends in the middle of it."""
+"""From settings to a running server: the order of its start, refusals, and an end in the middle of it."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def launched(*flags: str) -> list[list[str]]:
 
 
 def test_a_worker_is_started_before_what_it_does_not_need_is_imported() -> None:
-    """Where a model's file is named, before the flags are known; else behind them, before framework and engine's front."""
+    """If a model's file is named, before the flags are known; else after them, before framework and engine's front."""
     assert launched("-m", "x.gguf", "--no-such-flag") == launched("--model=x.gguf", "--no-such-flag") == [[""]]
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert launched("--port", str(taken.getsockname()[1])) == [["paceline.server.flags"]]
@@ -163,7 +163,7 @@ def test_a_worker_that_was_started_ahead_of_wrong_flags_ends_with_the_program() 
 
 
 def test_a_worker_that_was_started_in_vain_is_ended_before_the_server_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the engine is to run in a thread after all, as a configuration file may have it."""
+    """If the engine is to run in a thread after all, for example by a configuration file."""
     waiting: list[int | None] = []
     monkeypatch.setattr(startup, "_serve_model", lambda _: waiting.append(SPARE_WORKERS.pid) or 0)
     SPARE_WORKERS.launch()

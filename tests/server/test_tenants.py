@@ -55,7 +55,7 @@ def num_cached(server: RunningServer, key: str, path: str, **body: Any) -> int:
     ],
 )
 def test_prefixes_are_shared_within_a_tenant_and_not_beyond(shared: RunningServer, path: str, body: Any) -> None:
-    """Its keys find what it left; others find nothing of it, also with no tenant at all, and cannot name it."""
+    """Its keys find its stored responses; others find none of them, also without a tenant, and cannot name it."""
     assert num_cached(shared, "one", path, **body) < 20  # what a template has in front of every message
     assert num_cached(shared, "also one", path, **body) >= 20
     for other in ("two", "none"):
@@ -144,7 +144,7 @@ def test_the_keys_of_a_single_tenant_are_the_operators() -> None:
 
 
 def test_slots_show_a_tenant_its_own_requests(shared: RunningServer) -> None:
-    """With equal request ids each tenant sees the settings of its own request, and of the other one that a slot is busy."""
+    """With equal request ids each tenant sees the settings of its own request, and of the other only that a slot is busy."""
     with (
         as_key(shared, "one", **{"x-request-id": "same"}) as one,
         as_key(shared, "two", **{"x-request-id": "same"}) as two,

@@ -164,7 +164,7 @@ def test_a_request_whose_text_is_known_by_its_ids_needs_no_turn(worlds: Any) -> 
 
 
 def is_disconnected(world: World) -> bool:
-    """Return whether no connection of a client is open, except the one that asks."""
+    """Return whether no connection of a client is open, except the caller's."""
     return not any(
         protocol.transport is not None and not protocol.transport.is_closing() and protocol.cycle is not None
         for protocol in world.server._server.server_state.connections

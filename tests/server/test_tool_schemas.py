@@ -1,4 +1,4 @@
-"""Tools whose schemas cannot be enforced whole, in every API that takes tools."""
+"""Tools with schemas that cannot be enforced whole, in every API that takes tools."""
 
 from __future__ import annotations
 

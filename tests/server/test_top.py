@@ -41,7 +41,7 @@ def test_a_key_is_needed_where_the_server_has_some(worlds: Any, monkeypatch: pyt
 
 
 def test_another_server_is_said_to_be_none_of_ours(worlds: Any) -> None:
-    """A path that has no such stream."""
+    """A path without this stream."""
     found = run(f"{worlds().server.url}/other")
     assert found.exit_code == 1
     assert "Not Found" in found.output

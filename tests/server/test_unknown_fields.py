@@ -144,7 +144,7 @@ def without_times(value: Any) -> Any:
 
 @pytest.mark.parametrize("path", BODIES)
 def test_a_field_that_is_null_has_its_default(lenient: Pair, path: str) -> None:
-    """All optional fields at once: the reply and the warnings are those of a request without them."""
+    """All optional fields at once: the reply and the warnings equal those of a request without them."""
     fields = fields_of(lenient, path)
     body = BODIES[path] | ({"seed": 7} if "seed" in fields else {})
     if "options" in body:  # of Ollama

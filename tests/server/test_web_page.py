@@ -1,4 +1,4 @@
-"""The web page over HTTP: at /, behind a prefix, with keys, and a page of links where there is none."""
+"""The web page over HTTP: at /, behind a prefix, with keys, and a page of links without a built page."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_folder_of_ones_own_is_served_in_place_of_the_page(worlds: Any, tmp_pa
 
 
 def test_a_file_of_a_folder_opens_no_route_of_the_api(worlds: Any, tmp_path: Path) -> None:
-    """Its files need no key; a route that is called as one of them does."""
+    """Its files need no key; a route with the name of a file does."""
     for name in ("index.html", "slots", "v1/models", "mine.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("mine")

@@ -27,7 +27,7 @@ class World:
         return self.client.post("/v1/probe", json=body)
 
     def raw(self, request_id: str = "some", **body: Any) -> socket.socket:
-        """A request whose response was not read."""
+        """Return a request with an unread response."""
         data = json.dumps(body).encode()
         connection = self.socket()
         headers = f"x-request-id: {request_id}\r\ncontent-type: application/json\r\ncontent-length: {len(data)}"

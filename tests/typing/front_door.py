@@ -179,7 +179,7 @@ def replies(llm: paceline.LLM, maybe: type[Animal] | None, kind: Literal["auto",
 
 
 class First:
-    """A strategy is any object with such a method."""
+    """A strategy is any object with this method."""
 
     def plan(self, view: paceline.SchedulerView, budget: int) -> Sequence[paceline.TokenAllocation]:
         first = view.sequences[0]
@@ -187,7 +187,7 @@ class First:
 
 
 class Counter(paceline.Instrument):
-    """An instrument overrides what it needs."""
+    """An instrument overrides the hooks that it needs."""
 
     ended = 0
 

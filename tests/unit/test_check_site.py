@@ -1,4 +1,4 @@
-"""The check of the built site finds what a browser would load from another host."""
+"""The check of the built site finds URLs that a browser would load from another host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What CI asks of a wheel's web page."""
+"""CI's checks of a wheel's web page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cost model of a tick: what it expects first, how it learns, and that nothing odd spoils it."""
+"""The cost model of a tick: its first expectations, its learning, and its robustness against odd values."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_a_change_seen_while_decoding_counts_for_prompts_too() -> None:
 
 @pytest.mark.parametrize("odd_s", [0.0, 30.0, 1e30])
 def test_one_odd_tick_changes_little(odd_s: float) -> None:
-    """A pass that took no time, or half a minute, moves what is expected by less than a tenth."""
+    """A pass without time, or of half a minute, moves the expectation by less than a tenth."""
     pace = TickCostModel()
     observe_mixed(pace, Random(5), cpu)
     before = [pace.seconds(size, 1000) for size in (1, 64, 512)]
@@ -228,14 +228,14 @@ def test_a_range_that_was_hardly_seen_does_not_run_away() -> None:
 
 
 def test_a_pass_is_the_sum_of_its_ubatches() -> None:
-    """Two whole ubatches take twice what one takes, and a token more begins another."""
+    """Two whole ubatches take twice the time of one, and a token more begins another."""
     pace = TickCostModel(n_ubatch=128)
     assert pace.seconds(256, 0, 2) == pytest.approx(2 * pace.seconds(128, 0, 1))
     assert pace.seconds(257, 0, 3) == pytest.approx(pace.seconds(256, 0, 2) + pace.seconds(1, 0, 1))
 
 
 def test_cells_in_use_are_learnt() -> None:
-    """Where a full memory makes passes slower, that is expected, and separated from the cost of tokens."""
+    """If a full memory makes passes slower, that is expected, and separated from the cost of tokens."""
     pace, random = TickCostModel(), Random(8)
     for _ in range(200):
         num_tokens, num_cells = random.randint(1, 500), random.randint(0, 30_000)
@@ -245,7 +245,7 @@ def test_cells_in_use_are_learnt() -> None:
 
 
 def test_outputs_are_learnt() -> None:
-    """Where logits are a third of a token's cost, rows that decode are dearer than as many prompt tokens."""
+    """If logits are a third of a token's cost, decoding rows are dearer than as many prompt tokens."""
     pace, random = TickCostModel(), Random(8)
     for _ in range(200):
         num_decode, num_prefill = random.randint(1, 32), random.choice((0, 0, 16, 100))
@@ -286,7 +286,7 @@ def test_the_state_has_the_estimates() -> None:
     ],
 )
 def test_impossible_observations_are_refused_and_forgotten(observed: Any, error: type[Exception], field: str) -> None:
-    """The error names the field, and what is expected stays as it was."""
+    """The error names the field, and expectations do not change."""
     pace = TickCostModel()
     before = (pace.seconds(64, 100), pace.state())
     with pytest.raises(error, match=f"^{field} must be"):
@@ -310,7 +310,7 @@ def test_a_bad_quantile_is_refused(quantile: Any) -> None:
 
 @pytest.mark.parametrize("quantile", [0.75, 0.9, 0.97])
 def test_that_share_of_the_ticks_takes_no_longer_than_expected(quantile: float) -> None:
-    """Of a thousand noisy ticks after the first two hundred, as many as asked for are within what was expected."""
+    """Of a thousand noisy ticks after the first two hundred, the requested share is within the expectation."""
     pace, random = TickCostModel(quantile=quantile), Random(9)
     num_within = 0
     for tick in range(1200):
@@ -348,7 +348,7 @@ def test_more_of_a_kind_is_never_expected_to_take_less(
 
 
 def test_a_tile_that_is_cheaper_than_less_is_learnt() -> None:
-    """Where 64 tokens and more cost half as much with the cells in use, a tick of 64 is expected to take less than one of 63."""
+    """If 64 tokens and more cost half as much with the cells in use, a tick of 64 is expected to take less than a tick of 63."""
     pace, random = TickCostModel(), Random(9)
 
     def tiled(num_decode: int, num_prefill: int, num_cells: int) -> float:

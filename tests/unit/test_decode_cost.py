@@ -1,4 +1,4 @@
-"""What decode passes take by their number of rows: seen, between, below and above what was seen."""
+"""Times of decode passes by their number of rows: seen, between, below and above seen numbers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_between_two_numbers_it_is_interpolated() -> None:
 
 
 def test_above_a_row_costs_no_more_than_a_prompt_token() -> None:
-    """So that a larger batch looks worth trying: 5 ms for each further row, where rows cost 10."""
+    """So that a larger batch looks worth trying: 5 ms for each further row, while rows cost 10."""
     cost = decode_cost()
     cost.observe(8, 0, 0.1)
     assert cost.seconds(32) == pytest.approx(0.1 + 24 * 0.005, rel=0.05)
@@ -122,14 +122,14 @@ def test_a_first_time_is_believed_within_limits() -> None:
 
 
 def test_a_clock_that_stands_still_leaves_times_above_zero() -> None:
-    """A pass of no time at all is one of a microsecond."""
+    """A pass without time counts as a microsecond."""
     cost = decode_cost()
     cost.observe(3, 0, 0.0)
     assert 0 < cost.seconds(3) < 1e-5
 
 
 def test_sizes_that_are_not_seen_stay_in_proportion() -> None:
-    """However long only others are seen, whose times are now and then far above the usual ones."""
+    """However long only others are seen, with times now and then far above the usual."""
     cost, random = decode_cost(), Random(7)
     for _ in range(20):
         for num_rows, seconds in ((1, 0.001), (2, 0.0012), (5, 0.002)):

@@ -11,7 +11,7 @@ from paceline.errors import ModelLoadError
 
 
 def test_the_models_lie_in_the_package() -> None:
-    """All are files that llama.cpp can open by their path; the one that sees has a folder, with its projector."""
+    """All are files that llama.cpp can open by their path; the vision model has a folder, with its projector."""
     folder = Path(demo.__file__).parent
     for path in (demo.demo_model_path(), demo.demo_draft_model_path()):
         assert path.parent == folder

@@ -1,4 +1,4 @@
-"""What the machine is asked for, from files made up for the test."""
+"""The facts about the machine, from files made up for the test."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_cpu_quota_counts_whole_cores(tmp_path: Path, content: str, cores: int
 
 
 def test_memory_of_a_container_counts_its_file_cache_as_free(tmp_path: Path) -> None:
-    """Limit minus use plus what can be reclaimed."""
+    """Limit minus use plus reclaimable memory."""
     (tmp_path / "memory.max").write_text("1000\n")
     (tmp_path / "memory.current").write_text("700\n")
     (tmp_path / "memory.stat").write_text("anon 300\ninactive_file 150\nactive_file 50\n")

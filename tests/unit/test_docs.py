@@ -49,7 +49,7 @@ def test_every_decision_is_in_the_index() -> None:
 
 
 def test_every_public_name_is_in_the_reference() -> None:
-    """Each name of the package and of those of its rooms that callers use is documented exactly once."""
+    """Each public name of the package and of its rooms is documented exactly once."""
     documented = [
         name
         for page, text in pages().items()
@@ -113,14 +113,14 @@ def sections(docstring: str | None) -> dict[str, str]:
 
 
 def parameters(method: Callable[..., object]) -> list[str]:
-    """The names of a method's parameters but self, as they are written: `**options`, where `help` shows each option."""
+    """The names of a method's parameters but self, as written: `**options`, while `help` shows each option."""
     written = inspect.getargs(method.__code__)  # type: ignore[attr-defined]
     variadic = [name for name in (written.varargs, written.varkw) if name]
     return [name for name in (*written.args, *variadic) if name != "self"]
 
 
 def documenting(method: Callable[..., object]) -> Callable[..., object]:
-    """The method whose docstring has the arguments and results of this one: itself, or the blocking one that it is as."""
+    """The method whose docstring has the arguments and results: this method, or the blocking method that it follows."""
     named = re.search(r" as `(LLM|Conversation)\.(\w+)` does", (method.__doc__ or "").partition("\n")[0])
     if named is None or "Args" in sections(method.__doc__):
         return method

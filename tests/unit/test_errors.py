@@ -23,7 +23,7 @@ def test_every_class_has_a_code_of_its_own() -> None:
 
 
 def test_every_error_belongs_to_one_branch() -> None:
-    """Whose fault it is: the caller's, the load's, ours or the file's."""
+    """The responsible side: the caller, the load, paceline or the file."""
     branches = (RequestError, CapacityError, EngineError, ModelError)
     for each in tree(PacelineError)[1:]:
         assert sum(issubclass(each, branch) for branch in branches) == 1

@@ -45,10 +45,10 @@ def imports() -> dict[str, set[str]]:
     """Return the modules that each module names in its import statements, in functions and for type checking as well.
 
     `from paceline.chat import Turn` counts as an import of `paceline.chat`, also in a module of that package: the
-    package's `__init__` then stands between two modules. `from paceline.chat import turns`, where that is a module, counts
-    as an import of this module alone. Python runs the `__init__` first then, but if this counted, each package whose
-    `__init__` names its modules would be a cycle. Cycles that this hides are found between packages. The compiled core is no
-    module here.
+    package's `__init__` then stands between two modules. `from paceline.chat import turns`, if that is a module, counts
+    as an import of this module alone. Python runs the `__init__` first then, but if this counted, each package with an
+    `__init__` that names its modules would be a cycle. Cycles that this hides are found between packages. The compiled core
+    is no module here.
     """
     found: dict[str, set[str]] = {}
     for name, tree in sources().items():
@@ -91,7 +91,7 @@ def cycles(graph: Graph) -> list[set[str]]:
 
 @pytest.mark.parametrize("graph", [imports, package_imports])
 def test_no_import_cycle_is_new(graph: Any) -> None:
-    """All cycles of modules and of packages are in `house.toml`, whole or as parts of larger ones."""
+    """All cycles of modules and of packages are in `house.toml`, whole or as parts of larger cycles."""
     known = [{*cycle.split()} for cycle in LIMITS["cycles"]]
     found = [{name.removeprefix("paceline.") for name in cycle} for cycle in cycles(graph())]
     assert [" ".join(sorted(cycle)) for cycle in found if not any(cycle <= larger for larger in known)] == []
@@ -241,7 +241,7 @@ def compared_paths(tree: ast.Module) -> Iterator[str]:
 
 
 def test_only_the_table_of_routes_compares_paths() -> None:
-    """A fact about a route is stated where the route is defined, not in a comparison of its path elsewhere."""
+    """A fact about a route is stated at the route's definition, not in a comparison of its path elsewhere."""
     found = {
         name.removeprefix("paceline.")
         for name, tree in sources().items()

@@ -118,7 +118,7 @@ def test_none_is_taken_for_every_keyword(table: Any, sort: Callable[[dict[str, A
 
 
 def test_numbers_of_numpy_reach_a_worker() -> None:
-    """The types allow them for every number, and messages to a worker carry plain ones."""
+    """The types allow them for every number, and messages to a worker carry plain numbers."""
     options = {"num_slots": np.int32(2), "rope_freq_base": np.float32(0.5), "tensor_split": [np.float32(1), np.int8(3)]}
     sent = worker_setup("model.gguf", {"isolation": "process", **options}).options
     assert sent == {"num_slots": 2, "rope_freq_base": 0.5, "tensor_split": [1.0, 3]}
@@ -136,7 +136,7 @@ def test_a_signature_shows_each_keyword(name: str) -> None:
 
 @pytest.mark.parametrize("name", REQUESTS)
 def test_defaults_of_requests_are_those_of_the_records(name: str) -> None:
-    """What `help` shows for a keyword is what the method uses without it; a chat has no limit on its length."""
+    """The default that `help` shows for a keyword is the method's default; a chat has no limit on its length."""
     found = shown(REQUESTS[name])
     is_chat = "chat" in name or "Conversation" in name
     expected = {**defaults(SamplingParams()), **defaults(RequestOptions())}
@@ -156,7 +156,7 @@ def test_defaults_of_requests_are_those_of_the_records(name: str) -> None:
 
 @pytest.mark.parametrize("name", LOADS)
 def test_defaults_of_loading_are_those_of_the_records(name: str) -> None:
-    """What `help` shows for an option of an engine is the default."""
+    """The value that `help` shows for an option of an engine is the default."""
     found = shown(LOADS[name])
     expected = {**defaults(EngineConfig()), **defaults(ContextOptions())}
     assert {item: found[item] for item in found if item in expected} == {
@@ -174,7 +174,7 @@ def defaults(record: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("record", [SamplingParams, RequestOptions, EngineConfig])
 def test_the_signature_of_a_record_shows_its_fields(record: type) -> None:
-    """The constructor shows what it takes, with the defaults."""
+    """The constructor shows its options, with the defaults."""
     assert shown(record) == defaults(record())
     annotations = {parameter.name: parameter.annotation for parameter in inspect.signature(record).parameters.values()}
     assert set(annotations.values()) & {"int | None", "bool | None"} == {"int | None", "bool | None"}

@@ -239,7 +239,7 @@ def test_the_page_has_the_figures_of_the_code() -> None:
 
 @pytest.mark.parametrize("row", _rows(), ids=lambda row: row[0])
 def test_options_that_change_a_limit_exist(row: list[str]) -> None:
-    """The third cell has a flag of the server, an option of a request, or a dash; the fourth says what happens."""
+    """The third cell has a flag of the server, an option of a request, or a dash; the fourth has the effect."""
     assert len(row) == 4
     assert row[3]
     flags = {name for flag in FLAGS for name in flag.names}
@@ -249,7 +249,7 @@ def test_options_that_change_a_limit_exist(row: list[str]) -> None:
 
 
 def test_the_security_policy_names_files_and_flags_that_exist() -> None:
-    """Each link of SECURITY.md leads to a file, and each flag is one of the server or of the command."""
+    """Each link of SECURITY.md leads to a file, and each flag is a flag of the server or of the command."""
     root = PAGE.parents[2]
     text = (root / "SECURITY.md").read_text(encoding="utf-8")
     links = re.findall(r"\]\(([^)#]+)", text.replace("\n", " "))

@@ -1,4 +1,4 @@
-"""Options of other packages: the guides for their users agree with what paceline accepts, and errors name the option here."""
+"""Options of other packages: the guides for their users agree with paceline's options, and errors name paceline's option."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ OF_CALL = {"params", "progress", "suffix"}
 
 
 def rows(section: str) -> list[tuple[str, str]]:
-    """Each name of a section's tables on all pages, with what stands beside it."""
+    """Each name of a section's tables on all pages, with the other cells."""
     found = []
     for page in PAGES:
         text = (GUIDES / f"{page}.md").read_text(encoding="utf-8")

@@ -92,7 +92,7 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", OPENERS)
 def test_a_pipe_without_a_writer_is_an_error(tmp_path: Path, name: str) -> None:
-    """At once, or after the wait for its first bytes where a shell may give a pipe."""
+    """At once, or after the wait for its first bytes if a shell may give a pipe."""
     path = tmp_path / "file"
     os.mkfifo(path)
     words = "no program has written to this pipe" if name in TAKE_PIPES else "not a regular file|no projector file"
@@ -101,7 +101,7 @@ def test_a_pipe_without_a_writer_is_an_error(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in TAKE_PIPES if name != "certificate"])
 def test_a_pipe_of_a_shell_is_read(name: str) -> None:
-    """As bash makes one of <(command), also if the command writes after the wait for a writer."""
+    """As bash makes for <(command), also if the command writes after the wait for a writer."""
     reading, writing = os.pipe()
 
     def write() -> None:

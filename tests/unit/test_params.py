@@ -1,4 +1,4 @@
-"""SamplingParams: defaults, what is refused and how, copies."""
+"""SamplingParams: defaults, refusals, copies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OPTIONAL_INTEGERS = ["max_tokens", "logprobs", "prompt_logprobs", "seed"]
 
 
 def test_the_defaults_are_those_of_the_design() -> None:
-    """Without arguments the values are llama.cpp's and the documented ones."""
+    """Without arguments the values are llama.cpp's and the documented values."""
     params = SamplingParams()
     assert (params.max_tokens, params.temperature, params.top_k, params.top_p, params.min_p) == (
         256,
@@ -48,7 +48,7 @@ def test_the_defaults_are_those_of_the_design() -> None:
 
 
 def test_params_are_frozen_equal_and_hashable() -> None:
-    """Params are values: they cannot change, and equal ones are interchangeable, also after pickling."""
+    """Params are values: they cannot change, and equal params are interchangeable, also after pickling."""
     params = SamplingParams(stop=["a"], logit_bias={5: 1}, samplers=["top_k"], allowed_token_ids=[1])  # type: ignore[arg-type]
     with pytest.raises(dataclasses.FrozenInstanceError):
         params.top_k = 3  # type: ignore[misc]
@@ -66,7 +66,7 @@ def test_an_unknown_option_is_a_type_error_with_the_nearest(call: Any) -> None:
 
 
 def test_replace_checks_like_the_constructor() -> None:
-    """A copy with changes has the other values, and wrong changes are refused."""
+    """A copy with changes has the new values, and wrong changes are refused."""
     params = SamplingParams(seed=1, stop="x")
     assert params.replace(top_k=7) == SamplingParams(seed=1, stop="x", top_k=7)
     with pytest.raises(InvalidParams, match="top_k must be an integer"):
@@ -232,7 +232,7 @@ def test_a_class_as_json_schema_is_refused_with_the_option_that_takes_types() ->
     ],
 )  # fmt: skip
 def test_values_at_the_edges_are_kept(name: str, value: Any, kept: Any) -> None:
-    """What is allowed is kept as it is, in immutable form; -1 as a seed means none."""
+    """Allowed values are kept in immutable form; -1 as a seed means none."""
     params = SamplingParams(**{name: value})
     assert getattr(params, name) == kept
     assert type(getattr(params, name)) is type(kept)

@@ -1,4 +1,4 @@
-"""What a request may ask beside its prompt."""
+"""The options of a request besides its prompt."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def sequence_of(**options: Any) -> Sequence:
 
 
 def test_work_is_what_is_known_and_not_computed() -> None:
-    """After a tick one token is left: the one that was drawn; then it decodes."""
+    """After a tick one token is left: the drawn token; then it decodes."""
     sequence = sequence_of()
     assert (sequence.num_prompt_tokens, sequence.num_tokens, sequence.num_computed_tokens) == (5, 6, 5)
     assert sequence.num_uncomputed_tokens == 1
@@ -35,7 +35,7 @@ def test_work_is_what_is_known_and_not_computed() -> None:
 
 
 def test_a_prompt_in_parts_does_not_decode() -> None:
-    """A prompt's last chunk is no decoding, even where it is one token."""
+    """A prompt's last chunk is no decoding, even if it is one token."""
     world = World(limits={"chunk_size": 4})
     outcome = world.submit("hello")
     world.tick()
@@ -44,7 +44,7 @@ def test_a_prompt_in_parts_does_not_decode() -> None:
 
 
 def test_the_reason_of_the_higher_rank_stays() -> None:
-    """Whatever comes together and in whatever order, the one of the highest rank is latched."""
+    """Of reasons that come together, in any order, the highest rank is latched."""
     for item, other in itertools.product(FinishReason, FinishReason):
         sequence = sequence_of()
         sequence.end(item)

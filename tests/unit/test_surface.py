@@ -1,4 +1,4 @@
-"""What the package exports, and what importing it costs."""
+"""The package's exports, and the cost of importing it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_chats_load_no_pydantic() -> None:
-    """What only tools and typed replies need is loaded by them."""
+    """Modules that only tools and typed replies need are loaded by them."""
     code = "import sys, paceline.llm, paceline.async_llm; print('pydantic' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "False"

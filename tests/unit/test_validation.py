@@ -1,4 +1,4 @@
-"""The checks of single values: what they accept, what they refuse, and the messages."""
+"""The checks of single values: accepted and refused values, and the messages."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_number_refuses_what_is_out_of_range_or_not_finite(value: Any) -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 10**400])
 def test_number_without_bounds_must_still_be_finite(value: Any) -> None:
-    """No bounds do not let in what is not finite."""
+    """No bounds still refuse infinite values and NaN."""
     with pytest.raises(InvalidParams, match=r"^bias must be a finite number, not "):
         validation.number("bias", value)
 
@@ -95,7 +95,7 @@ def test_number_refuses_what_32_bits_would_make_infinite(value: Any) -> None:
 
 
 def test_number_keeps_open_bounds_in_32_bits() -> None:
-    """What would be rounded onto an open bound is outside."""
+    """A value that would be rounded onto an open bound is outside."""
     for value in (1e-60, 1 - 1e-12):
         with pytest.raises(InvalidParams, match="^x must be a finite number > 0 and < 1"):
             validation.number("x", value, above=0, below=1)
@@ -182,7 +182,7 @@ def test_token_ids_returns_a_list_of_plain_ints(values: Any) -> None:
 
 
 def test_token_ids_returns_a_list_of_its_own() -> None:
-    """What the caller does to its list afterwards does not reach the result."""
+    """Later changes of the caller's list do not reach the result."""
     given = [1, 2]
     result = validation.token_ids("prompt", given, 10)
     given.append(99)

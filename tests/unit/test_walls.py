@@ -89,7 +89,7 @@ WAITS = {"threading", "asyncio", "time", "logging", "MonotonicClock"}
 
 
 def test_scheduling_routing_and_the_core_have_no_threads_clocks_or_logs() -> None:
-    """What decides is pure: time comes in through a Clock, commands through a list, and it never loads the runtime."""
+    """Deciding code is pure: time comes in through a Clock, commands through a list, and it never loads the runtime."""
     pure = [
         *(
             path
@@ -146,7 +146,7 @@ def words(paths: Iterator[Path]) -> Counter[str]:
 
 
 def defined() -> Counter[str]:
-    """The functions and classes of the package, those aside that a decorator registers under another name."""
+    """The functions and classes of the package, without those that a decorator registers under another name."""
     registered = re.compile(r"router\.|\w*ROUTES\.|commands\.|atexit|field_validator")
     return Counter(
         node.name
@@ -184,7 +184,7 @@ SHARED_NAMES = {"__init__", "__main__", "demo"}
 
 
 def test_no_two_modules_share_a_name() -> None:
-    """The last part of a module's or a package's name means one of them."""
+    """The last part of a module's or a package's name means one module."""
     names = [path.stem for path in PACKAGE.rglob("*.py")]
     names += [path.parent.name for path in PACKAGE.rglob("__init__.py")]
     assert {name for name, count in Counter(names).items() if count > 1} <= SHARED_NAMES
@@ -196,7 +196,7 @@ BROUGHT = {"starlette": "fastapi"}  # is part of another package's interface
 
 
 def needed_at_import(path: Path) -> Iterator[str]:
-    """The packages that must be there for a file to be imported: what its functions import may be optional."""
+    """The packages that must exist for a file to be imported: imports in its functions may be optional."""
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)

@@ -49,6 +49,6 @@ def test_no_line_begins_like_a_marker(marker: str) -> None:
 
 
 def test_wrapping_twice_changes_nothing() -> None:
-    """What is wrapped stays."""
+    """Wrapped text does not change."""
     once = wrapped(f"{LONG}\n\n- {LONG}\n  {LONG}\n\n1. {LONG}\n\n    {LONG}\n")
     assert wrapped(once) == once

@@ -1,4 +1,4 @@
-"""What is built before servers are measured."""
+"""The builds of the servers to be measured."""
 
 import sys
 from pathlib import Path
@@ -8,7 +8,7 @@ from benchmarks.peers.builds import compile_bytecode
 
 
 def package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Another package of paceline's name, which is imported in its place; return one of its modules."""
+    """Import another package under paceline's name, in its place; return its module."""
     module = folder / "paceline" / "room" / "noun.py"
     module.parent.mkdir(parents=True)
     for path in (folder / "paceline" / "__init__.py", module):
@@ -26,7 +26,7 @@ def test_paceline_has_bytecode_also_where_python_writes_none(tmp_path: Path, mon
 
 
 def test_what_cannot_be_compiled_ends_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What would be measured is no installed package."""
+    """The measured core would be no installed package."""
     package(tmp_path, monkeypatch).write_text("def")
     with pytest.raises(SystemExit, match="ended with 1"):
         compile_bytecode(Path(sys.executable))

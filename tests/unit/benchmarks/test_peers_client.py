@@ -107,7 +107,7 @@ def test_a_schema_and_an_adapter_are_in_the_request() -> None:
 
 
 def test_a_client_that_leaves_hangs_up() -> None:
-    """After the events it wanted; its reply counts what came until then."""
+    """After the wanted events; its reply counts the tokens until then."""
 
     async def serve(_: Body, send: Send) -> None:
         for number in range(1000):
@@ -156,7 +156,7 @@ def test_events_are_read_across_pieces() -> None:
 
 
 def test_openai_events_count_as_tokens_where_they_have_text() -> None:
-    """The totals are those of the usage."""
+    """The totals equal the usage's."""
     chunks = [event(choices=[{"text": "a"}]), event(choices=[{"text": ""}])]
     data = "".join([*chunks, event(choices=[], usage={"prompt_tokens": 3, "completion_tokens": 2}), "data: [DONE]\n\n"])
     reply = read_reply([(1.0, data.encode())], 0.5, OpenAiDialect(), 2, has_left=False)
@@ -210,7 +210,7 @@ def test_a_turn_continues_what_was_generated() -> None:
 
 
 def test_a_request_begins_when_another_one_has_got_so_far() -> None:
-    """While that one still runs."""
+    """While the other still runs."""
     replies, _, _ = drive(generate, planned(1, max_tokens=100), planned(2, after=(0,), after_events=10))
     assert replies[0].times_s[9] <= replies[1].start_s < replies[0].end_s
 

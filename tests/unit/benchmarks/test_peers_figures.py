@@ -41,7 +41,7 @@ def test_figures_of_requests() -> None:
 
 
 def test_failed_requests_count_for_nothing_but_themselves() -> None:
-    """Their tokens are no throughput; a run where all failed has no other figure."""
+    """Their tokens are no throughput; a run with only failures has no other figure."""
     failed = request((), status="failed", num=0)
     assert figures([failed], 0.3) == {"complete": 0}
     assert figures([failed, request()], 0.3)["tokens_per_s"] == pytest.approx(3 / 0.8)
@@ -77,7 +77,7 @@ def test_targets_are_ratios_differences_or_bounds(
 
 
 def test_a_target_without_a_measured_figure_has_no_verdict() -> None:
-    """As where the other server did not run, or all of its requests failed."""
+    """For example if the other server did not run, or all of its requests failed."""
     assert verdict(Target(figure="tokens_per_s", bound=1.0, at_least=True), {1: 10.0}, {}) is None
 
 
@@ -93,7 +93,7 @@ def record(server: str, round_number: int, *requests: RequestTimes, workload: st
 
 
 def test_records_come_back_in_the_order_of_their_rounds(tmp_path: Path) -> None:
-    """The same as were kept; a step whose record is there is known."""
+    """The same as the kept figures; a step with a record is known."""
     results = Results(tmp_path)
     for number in (2, 10, 1):
         results.add(record("llama-server@tuned", number, request()))
@@ -125,7 +125,7 @@ INFO: dict[str, Any] = {
 
 
 def test_llama_server_has_the_flags_of_paceline_and_what_the_variant_changes() -> None:
-    """Source, build type and compiler flags are those of the core."""
+    """Source, build type and compiler flags equal the core's."""
     flags = builds.cmake_flags(INFO, builds.Variant(is_native=False))
     assert "-DGGML_NATIVE=OFF" in flags
     assert "-DGGML_OPENMP=OFF" in flags
@@ -147,7 +147,7 @@ def test_a_build_is_found_again_only_with_the_same_key(tmp_path: Path, monkeypat
 
 
 def test_portable_and_native_builds_share_no_folder() -> None:
-    """CMake would keep the instruction sets that the folder was configured with first: none, where that was native."""
+    """CMake would keep the instruction sets of the folder's first configuration: none, if it was native."""
     folders = [
         builds.build_folder(INFO, builds.Variant(is_native=is_native, has_openmp=has_openmp))
         for is_native in (True, False)
@@ -175,7 +175,7 @@ def test_a_report_of_no_records_says_so(tmp_path: Path) -> None:
 
 
 def test_pictures_are_drawn_of_what_there_is(tmp_path: Path) -> None:
-    """Throughput over streams, the distributions of every workload, and the trade where servers are compared."""
+    """Throughput over streams, the distributions of every workload, and the trade-off if servers are compared."""
     pytest.importorskip("matplotlib")
     from benchmarks.peers import pictures
 

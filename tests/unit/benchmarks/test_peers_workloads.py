@@ -1,4 +1,4 @@
-"""The tables of the workloads: whole, fixed, and within what the servers are given."""
+"""The tables of the workloads: whole, fixed, and within the servers' limits."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from benchmarks.peers.workloads import PACELINE, WORKLOADS, PlannedRequest, Segm
 
 
 def length(workload: Workload, number: int) -> int:
-    """How many tokens a request has at its end, with what it continues."""
+    """Return the number of a request's tokens at its end, with the request that it continues."""
     request = workload.requests[number]
     earlier = 0 if request.continues is None else length(workload, request.continues)
     return earlier + sum(segment.length for segment in request.segments) + request.max_tokens
@@ -113,7 +113,7 @@ def test_servers_without_adapters_do_not_run_workloads_that_have_them(name: str,
 
 
 def test_llama_cpp_python_has_the_cells_of_the_case(tmp_path: Path) -> None:
-    """No more than the workload allows, and 4,096 where it sets no limit or a larger one."""
+    """No more than the workload allows, and 4,096 if it sets no limit or a larger limit."""
     programs = Programs(paceline=tmp_path / "python", llama_cpp_python=tmp_path / "a")
     for workload, n_ctx in (("little-kv", 1280), ("steady-8", 4096), ("overload", 4096)):
         command = launch("llama-cpp-python", WORKLOADS[workload], programs, tmp_path / "m.gguf", []).command

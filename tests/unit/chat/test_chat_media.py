@@ -1,4 +1,4 @@
-"""Images of a conversation: marks for the template, and segments of what it rendered."""
+"""Images of a conversation: marks for the template, and segments of the rendering."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ONE, OTHER = Image(picture(1)), Image(picture(2))
 
 
 class Tokenizer:
-    """Characters, of which those that messages brought are negative; a bos in front and an eos behind."""
+    """Characters, negative if messages brought them; a bos in front and an eos at the end."""
 
     add_bos, add_eos, bos = True, True, 1000
     special_tokens = {"eos": 1001}  # noqa: RUF012 - of this class alone
@@ -96,7 +96,7 @@ def test_an_attachment_that_was_not_read_is_refused_in_the_last_message_of_the_u
 
 
 def test_contents_become_texts_with_marks() -> None:
-    """Texts are joined by line breaks, but for those beside an image; messages without images stay as they are."""
+    """Texts are joined by line breaks, except texts beside an image; messages without images are unchanged."""
     plain = {"role": "system", "content": "be brief"}
     content = [text("a"), text("b"), ONE, text("c"), OTHER]
     images = chat_media([plain, {"role": "user", "content": content, "name": "x"}])
@@ -119,7 +119,7 @@ def test_marks_cannot_be_guessed() -> None:
 
 
 def test_a_rendered_prompt_becomes_segments() -> None:
-    """What came from messages stays marked as that in every piece; bos and eos are at the ends alone."""
+    """Text from messages stays marked in every piece; bos and eos are at the ends alone."""
     images = chat_media([{"role": "user", "content": [text("a"), ONE, OTHER, text("b")]}])
     content = images.messages[0]["content"]  # type: ignore[index]
     rendered = RenderedPrompt(f"<{content}>", inputs=((1, 1 + len(content)),))

@@ -42,7 +42,7 @@ def test_a_refusal_counts_as_assistant_content() -> None:
 
 
 def test_the_callers_objects_are_left_alone() -> None:
-    """What comes out shares nothing with what went in."""
+    """The result shares nothing with the input."""
     part = {"type": "text", "text": "a"}
     message = {"role": "user", "content": [part]}
     (parsed,) = parse_messages([message])
@@ -170,7 +170,7 @@ HELPER = {
 
 
 def test_messages_of_sdks_and_providers_are_taken_without_a_word() -> None:
-    """They have members that say nothing to a model; the message is what it is without them."""
+    """They have members without meaning for a model; the message is the same without them."""
     ignored = IgnoredMembers()
     part = {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}, "annotations": []}
     messages = [{"role": "user", "content": [part], "cache_control": {"type": "ephemeral"}, "id": "m1"}, HELPER]
@@ -204,7 +204,7 @@ def test_unknown_members_are_reported_once_for_each_kind() -> None:
 
 
 def test_the_older_form_of_a_call_is_a_call() -> None:
-    """Also a custom one, whose input is text."""
+    """Also a custom call, with text as its input."""
     older = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}
     custom = {"id": "c1", "type": "custom", "custom": {"name": "g", "input": "x"}}
     parsed = parse_messages([older, {"role": "assistant", "tool_calls": [custom]}])

@@ -52,7 +52,7 @@ SYSTEM, USER, REPLY = ({"role": role, "content": role[0]} for role in ("system",
 
 
 def test_a_conversation_that_is_whole_is_rendered_once() -> None:
-    """And so is every later one of its shape, with other texts and more of the same turns."""
+    """And so is every later conversation of its shape, with other texts and more of the same turns."""
     fitter, template = MessageFitter(), Template(plain)
     assert rendered(fitter, template, [SYSTEM, USER, REPLY, USER]) == "[system]s[user]u[assistant]a[user]u"
     rendered(fitter, template, [SYSTEM, {**USER, "content": "x"}, REPLY, USER])
@@ -77,7 +77,7 @@ def test_a_refused_conversation_is_rewritten_and_its_shape_kept() -> None:
 
 
 def test_later_turns_of_an_irregular_conversation_need_no_probes() -> None:
-    """Each new shape takes one rendering more where the same kinds of messages were neighbours before."""
+    """Each new shape takes one rendering more if the same kinds of messages were neighbours before."""
     fitter, template = MessageFitter(), Template(one_system)
     thought = {**REPLY, "reasoning_content": "hm"}
     talk, numbers = [SYSTEM, USER, SYSTEM], []
@@ -114,7 +114,7 @@ def test_probes_end_at_a_limit_of_the_template() -> None:
 
 
 def test_long_irregular_conversations_have_few_probes() -> None:
-    """Their number falls with the length of what is probed."""
+    """Their number falls with the length of the probed conversation."""
     numbers = []
     for length in (10, 400):
         talk = [{"role": "user", "content": [{"type": "text", "text": "x"}] * (index % 3)} for index in range(length)]
@@ -214,7 +214,7 @@ def test_tools_are_sought_once_for_turns_with_the_same_neighbours() -> None:
     ("tools", "num_rendered"), [("", 2), (TOOL_MARK, None)], ids=["never shown", "shown before one message"]
 )
 def test_tools_that_no_rewrite_shows_refuse_nothing(tools: str, num_rendered: int | None) -> None:
-    """Such a conversation gets the mildest rewrites under which its texts are there."""
+    """The conversation gets the mildest rewrites with all of its texts."""
 
     def render(messages: list[Message]) -> str:
         return (tools if len(messages) == 1 else "") + one_system(messages)

@@ -1,4 +1,4 @@
-"""Rewrites of conversations: what each changes, and that it leaves other conversations alone."""
+"""Rewrites of conversations: the change of each, and that it leaves other conversations alone."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_text_beside_calls_becomes_a_message_before_them() -> None:
     ],
 )
 def test_later_system_texts_go_into_the_users_turn(roles: str, wanted: list[tuple[str, str]]) -> None:
-    """Into the message before or after them, or into one of their own, behind the results of calls."""
+    """Into the message before or after them, or into a message of their own, after the results of calls."""
     names = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
     talk = [said(names[role], str(index)) for index, role in enumerate(roles.split())]
     found = rewrites.move_later_systems(talk)
@@ -143,7 +143,7 @@ def test_the_first_system_text_goes_into_the_users_first_message() -> None:
 
 
 def test_results_and_calls_become_texts() -> None:
-    """Results whose calls are gone alone, or all; with the names of the tools."""
+    """Results without their calls alone, or all; with the names of the tools."""
     talk = [
         said("assistant", "a", tool_calls=[call("f", "1", {"x": 1}), call("g", "2", "{x")]),
         said("tool", "t", tool_call_id="1", name="f"),

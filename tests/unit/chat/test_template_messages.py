@@ -42,7 +42,7 @@ def test_contents_are_what_the_template_takes(text: bool, typed: bool, of_text: 
 
 
 def test_arguments_are_objects_where_the_template_wants_them() -> None:
-    """They come as text; a text that is no object becomes the only member of one, and too deep ones are refused."""
+    """They come as text; a text that is no object becomes the only member of an object, and too deep texts are refused."""
     message = {"role": "assistant", "content": "", "tool_calls": [CALL]}
     assert fitted([message])[0]["tool_calls"] == [CALL]
     found = fitted([message], supports_object_arguments=True)
@@ -72,7 +72,7 @@ def test_arguments_are_objects_where_the_template_wants_them() -> None:
 
 
 def test_system_texts_in_front_are_one() -> None:
-    """System and developer messages are joined, each with its parts; later ones keep their places, as texts."""
+    """System and developer messages are joined, each with its parts; later messages keep their places, as texts."""
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": PARTS},
         {"role": "developer", "content": "c"},
@@ -97,7 +97,7 @@ def test_one_family_gets_contents_without_white_space_around_them() -> None:
 
 
 def test_a_system_message_goes_into_the_next_one() -> None:
-    """Where the template has no place for it."""
+    """If the template has no place for it."""
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
     assert fitted(messages, supports_system_role=False) == [{"role": "user", "content": "s\nu"}]
     assert fitted(messages) == messages

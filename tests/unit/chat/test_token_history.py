@@ -1,4 +1,4 @@
-"""Token ids of a conversation: kept where the next prompt begins with their text, and nowhere else."""
+"""Token ids of a conversation: kept if the next prompt begins with their text."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def after_a_turn(tokenizer: Any) -> TokenHistory:
 
 @pytest.mark.parametrize("add_bos", [False, True])
 def test_the_next_prompt_begins_with_the_tokens_that_were_computed(add_bos: bool) -> None:
-    """Also where encoding would give others; a bos token in front of the rest is left out; inputs move along."""
+    """Even if encoding would give others; a bos token before the rest is left out; inputs move along."""
     tokenizer: Any = MarkedTokenizer(add_bos=add_bos)
     history = after_a_turn(tokenizer)
     wanted = history.continued(request("|q|ab|next|", [1, 2, 3], (1, 2), (6, 10)), tokenizer)
@@ -60,7 +60,7 @@ def test_the_next_prompt_begins_with_the_tokens_that_were_computed(add_bos: bool
 
 @pytest.mark.parametrize("text", ["|q|aB|next|", "|q|abc|next|", "|q|ab", "other"])
 def test_another_beginning_is_encoded_anew(text: str) -> None:
-    """Where the template changed what came before, where the text goes on without a control token, where nothing is new."""
+    """If the template changed earlier turns, the text goes on without a control token, or nothing is new."""
     tokenizer: Any = MarkedTokenizer()
     wanted = after_a_turn(tokenizer).continued(request(text, [1, 2, 3]), tokenizer)
     assert wanted.token_ids == [1, 2, 3]

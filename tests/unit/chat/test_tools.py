@@ -23,7 +23,7 @@ def named(name: str) -> dict[str, Any]:
 
 
 def nested(depth: int) -> dict[str, Any]:
-    """Return an object that holds others, one in the other."""
+    """Return nested objects."""
     value: dict[str, Any] = {}
     for _ in range(depth):
         value = {"a": value}
@@ -136,7 +136,7 @@ def test_a_choice_is_understood_in_every_spelling(choice: object, expected: str,
     ],
 )
 def test_a_wrong_choice_is_refused(choice: object, words: str) -> None:
-    """With what there is to choose from."""
+    """With the choices."""
     with pytest.raises(InvalidParams, match=words):
         parse_tool_choice(choice, parse_tools([WEATHER, CLOCK]))
 

@@ -60,7 +60,7 @@ def test_ignored_members_are_warnings_of_the_turn() -> None:
 
 
 def test_an_empty_beginning_is_none() -> None:
-    """A new message begins after the one before it."""
+    """A new message begins after the last message."""
     for nothing in ("", [{"type": "text", "text": ""}]):
         assert next_turn([USER, {**BEGUN, "content": nothing}], prefills=True) == Turn([USER])
 
@@ -83,7 +83,7 @@ def test_what_excludes_each_other_is_refused() -> None:
 
 
 def test_a_malformed_conversation_is_refused_and_a_good_one_is_parsed() -> None:
-    """A turn has plain messages: what `parse_messages` returns."""
+    """A turn has plain messages: the result of `parse_messages`."""
     with pytest.raises(InvalidParams, match=r"messages\[0\]\.role is missing"):
         next_turn([{"content": "x"}])
     assert next_turn([{**USER, "tool_calls": []}]) == Turn([USER])

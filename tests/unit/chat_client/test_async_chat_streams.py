@@ -18,7 +18,7 @@ ENDLESS: dict[str, Any] = {"max_tokens": 3000, "ignore_eos": True}
 
 
 def test_a_stream_is_the_chat_in_pieces() -> None:
-    """One terminal chunk; deltas make up the content; the whole is what `chat` returns."""
+    """One terminal chunk; deltas make up the content; the whole equals the result of `chat`."""
 
     async def main(chats: FakeAsyncChats) -> None:
         whole = await chats.chat(HELLO, max_tokens=12, ignore_eos=True)
@@ -63,7 +63,7 @@ def test_leaving_cancels_and_frees_the_slot() -> None:
 
 
 def test_a_wait_that_is_cancelled_while_a_chunk_is_parsed_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next read has what the thread made of it."""
+    """The next read has the thread's result."""
     may_read = threading.Event()
     read = ChatReader.read
 

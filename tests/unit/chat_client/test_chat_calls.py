@@ -63,12 +63,12 @@ def broken(reason: str) -> str:
 
 
 def odd() -> str:
-    """Return what is no text."""
+    """Return a value that is no text."""
     return "\ud800"
 
 
 def worse() -> str:
-    """Fail with what is no text."""
+    """Fail with a value that is no text."""
     raise ValueError("\ud800")
 
 
@@ -224,7 +224,7 @@ def test_a_required_call_is_required_once(chats: FakeChats, monkeypatch: pytest.
 
 
 def test_lists_run_their_tools_together(chats: FakeChats, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Round after round; those without calls are done before."""
+    """Round after round; conversations without calls are done before."""
     scripted(monkeypatch, calling(("add", '{"a": 1, "b": 2}')), ParsedMessage("Hi."), ParsedMessage("Three."))
     first, second = chats.chat([HELLO, HELLO], tools=[add], run_tools=True, **SHORT)
     assert (first.content, first.index, len(first.rounds)) == ("Three.", 0, 1)
@@ -277,7 +277,7 @@ def test_a_class_as_a_schema_is_refused_with_the_option_that_takes_types(chats: 
 
 
 def test_a_reply_that_is_no_instance_is_asked_for_once_more(chats: FakeChats, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model is told why; the conversation has the reply that is one, the rounds the other."""
+    """The model is told the error; the conversation has the valid reply, the rounds the other."""
     scripted(monkeypatch, ParsedMessage(content='{"number": 3}'), ParsedMessage(content='{"number": 4}'))
     reply = chats.chat(HELLO, response_model=Even)
     assert reply.parsed == Even(number=4)

@@ -28,7 +28,7 @@ def text_of(chunks: list[ChatChunk], choice: int = 0) -> str:
 
 
 def test_a_stream_is_the_chat_in_pieces(chats: FakeChats) -> None:
-    """Deltas make up the content, one chunk is terminal, and the whole is what `chat` returns."""
+    """Deltas make up the content, one chunk is terminal, and the whole equals the result of `chat`."""
     whole = chats.chat(HELLO, max_tokens=12, ignore_eos=True)
     with chats.stream_chat(HELLO, max_tokens=12, ignore_eos=True) as stream:
         assert stream.completion is None

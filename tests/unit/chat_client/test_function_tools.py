@@ -72,7 +72,7 @@ def test_a_schema_comes_of_signature_hints_and_docstring() -> None:
 
 
 def test_arguments_become_values_of_their_types() -> None:
-    """Objects become dataclasses; what is left out is left to the function's own default."""
+    """Objects become dataclasses; missing arguments are left to the function's own default."""
     _, named = FunctionTool.of(forecast).bind('{"city": "Oslo", "near": {"name": "hill"}}')
     assert named == {"city": "Oslo", "near": Place("hill")}
     with pytest.raises(ValueError, match="less than or equal to 7"):
@@ -80,7 +80,7 @@ def test_arguments_become_values_of_their_types() -> None:
 
 
 def test_any_name_can_be_a_parameter() -> None:
-    """Also those that pydantic's models have themselves, and those that begin with an underscore."""
+    """Also names that pydantic's models have themselves, and names that begin with an underscore."""
 
     def odd(schema: int, model_config: int, _hidden: int, title: str, copy: Any = 1) -> None:
         """Be odd."""
@@ -97,7 +97,7 @@ def test_any_name_can_be_a_parameter() -> None:
 
 
 def test_methods_partials_and_objects_are_functions() -> None:
-    """As is what has parameters without names for the caller."""
+    """So is a function with parameters that have no names for the caller."""
 
     class Shelf:
         def find(self, title: str) -> str:
@@ -150,7 +150,7 @@ def test_functions_without_a_schema_are_refused() -> None:
 
 
 def test_a_docstring_may_have_any_form() -> None:
-    """No Args, one line, odd indents: what cannot be read describes nothing."""
+    """No Args, one line, odd indents: unreadable lines describe nothing."""
     assert parse_docstring("") == ("", {})
     assert parse_docstring("Add.") == ("Add.", {})
     assert parse_docstring("Args:\n    a: One.\n    b (int, optional): Two\n        lines.\n\nNote:\n    c: no")[1] == {
@@ -247,7 +247,7 @@ def test_hints_describe_parameters() -> None:
 
 
 def test_names_and_descriptions_of_all_callables() -> None:
-    """A partial has those of its function, an object those of its class, or of its call."""
+    """A partial has its function's, an object its class's, or its call's."""
 
     class Finder:
         def __init__(self, folder: str = ".") -> None:

@@ -162,7 +162,7 @@ class ReadByNameToo(pydantic.BaseModel):
 
 
 def test_properties_have_the_names_that_are_read() -> None:
-    """An alias for validation, not the one for serialization. A path into another value is no name."""
+    """An alias for validation, not the alias for serialization. A path into another value is no name."""
     assert list(ResponseModel(Aliased).json_schema["properties"]) == ["A", "B", "D"]
     assert ResponseModel(Aliased).parse('{"A": 1, "B": 2, "D": 3}').d == 3
     assert ResponseModel(ReadByNameToo).parse('{"a": 1}').a == 1
@@ -334,7 +334,7 @@ def test_what_is_no_instance_cannot_be_generated(name: str) -> None:
 
 @pytest.mark.parametrize("name", IMPOSSIBLE)
 def test_random_texts_of_a_schema_are_instances(name: str) -> None:
-    """Random characters that the constraint allows, mostly such as end something."""
+    """Random characters that the constraint allows, mostly characters that end something."""
     model, constraint = constraint_of(IMPOSSIBLE[name][0])
     num_ended = 0
     for seed in range(15):

@@ -1,4 +1,4 @@
-"""Streams that run the calls of the model: what comes between its messages, and how such a stream ends. On the fake engine."""
+"""Streams that run the calls of the model: the parts between its messages, and the end of the stream. On the fake engine."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def shape(chunks: list[ChatChunk]) -> list[str]:
-    """What the chunks with more than tokens are."""
+    """Return the kinds of the chunks with more than tokens."""
     kinds = []
     for chunk in chunks:
         if chunk.tool_result is not None:
@@ -70,7 +70,7 @@ def shape(chunks: list[ChatChunk]) -> list[str]:
 
 
 def test_calls_and_results_come_between_the_messages(chats: FakeChats, script: Callable[..., None]) -> None:
-    """One terminal chunk, that of the reply; the whole is what `chat` returns."""
+    """A single terminal chunk, the reply's; the whole equals the result of `chat`."""
     script(calling(ONE, TWO), calling(("broken", '{"reason": "no"}')), ParsedMessage("done"))
     with chats.stream_chat(HELLO, tools=[add, broken], **SHORT) as stream:
         chunks = list(stream)
@@ -101,7 +101,7 @@ def test_calls_and_results_come_between_the_messages(chats: FakeChats, script: C
 
 
 def test_a_stream_without_calls_is_as_any_other(chats: FakeChats, script: Callable[..., None]) -> None:
-    """Functions may be there and never be called; properties are those of the end."""
+    """Functions may exist and never be called; properties have their values at the end."""
     script(ParsedMessage("hi"))
     with chats.stream_chat(HELLO, tools=[add], **SHORT) as stream:
         assert (stream.finish_reason, stream.usage, stream.is_finished) == (None, None, False)
@@ -120,7 +120,7 @@ def test_rounds_have_a_limit(chats: FakeChats, script: Callable[..., None]) -> N
 
 
 def test_a_message_that_was_cut_off_ends_the_stream(chats: FakeChats) -> None:
-    """Its calls may be half of what was meant."""
+    """Its calls may be incomplete."""
     assert shape(list(chats.stream_chat(HELLO, tools=[add], **SHORT))) == ["terminal length"]
 
 
@@ -168,7 +168,7 @@ def test_cancelling_from_a_function_ends_the_stream(chats: FakeChats, script: Ca
 
 
 def test_a_function_that_exits_is_not_run_again(chats: FakeChats, script: Callable[..., None]) -> None:
-    """What is no `Exception` goes to the caller; the stream then ends as cancelled."""
+    """An exception that is no `Exception` goes to the caller; the stream then ends as cancelled."""
     ran: list[int] = []
 
     def leave(a: int, b: int) -> None:
@@ -267,7 +267,7 @@ def test_async_functions_need_an_event_loop(chats: FakeChats) -> None:
 
 @pytest.mark.parametrize("function", [add, async_add])
 def test_an_event_loop_streams_over_calls(script: Callable[..., None], function: Any) -> None:
-    """Plain and async functions; the events are those of threads."""
+    """Plain and async functions; the events equal those of threads."""
     script(calling(ONE, TWO), calling(ONE), ParsedMessage("done"))
 
     async def main(chats: FakeAsyncChats) -> None:

@@ -326,7 +326,7 @@ def test_wrong_usage_exits_with_2(args: list[str]) -> None:
 def test_errors_become_a_line_and_an_exit_code(
     monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int
 ) -> None:
-    """One line for what went wrong, none for an interrupt or a reader that has gone, no traceback for any."""
+    """One line for the error, none for an interrupt or a reader that has gone, no traceback for any."""
 
     def failing() -> None:
         """Fail."""

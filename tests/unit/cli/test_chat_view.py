@@ -59,7 +59,7 @@ def seen(written: str) -> list[str]:
 
 
 def test_blocks_are_complete_at_blank_lines_outside_of_code() -> None:
-    """The rest is what may still grow."""
+    """The rest may still grow."""
     blocks, rest = split_blocks(TEXT)
     assert [block.splitlines()[0] for block in blocks] == ["# Title", "Some **bold** text", "- one", "```python"]
     assert rest == "The end."

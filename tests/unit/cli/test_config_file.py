@@ -1,4 +1,4 @@
-"""The config file of all commands: what it may say, for whom it holds, and what wins over it."""
+"""The config file of all commands: its contents, the commands it holds for, and values that override it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COMMANDS: Any = vars(get_command(build_app()))["commands"]
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No variables of the user; the folder where the default file lies."""
+    """No variables of the user; the folder of the default file."""
     for name in ("PACELINE_CONFIG", "PACELINE_MODEL", "PACELINE_API_KEY", "HF_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))

@@ -76,7 +76,7 @@ def test_ticks_begin_no_more_often_than_asked() -> None:
 
 @pytest.mark.parametrize(("ticks_per_s", "is_hurried"), [(0, False), (10, True), (1000, False)])
 def test_there_is_no_rest_without_a_limit_or_in_a_hurry_or_in_slow_ticks(ticks_per_s: float, is_hurried: bool) -> None:
-    """An engine that is slower than the limit, or whose run is to end, is left alone."""
+    """An engine that is slower than the limit, or with a run that is to end, is left alone."""
     pace, clock = rehearsed(ticks_per_s, is_hurried=is_hurried)
     assert clock.now() == pytest.approx(0.03) and pace.rested_s == 0
 

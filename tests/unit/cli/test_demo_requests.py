@@ -1,4 +1,4 @@
-"""A demo's requests from a file, and what is wrong with one."""
+"""A demo's requests from a file, and errors in them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_dash_reads_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_is_wrong_is_named_with_its_request_and_field(tmp_path: Path, content: Any, message: str) -> None:
-    """Which request, which field, and what it may be."""
+    """The number of the request, the field, and the allowed values."""
     with pytest.raises(InvalidParams) as raised:
         read(tmp_path, content)
     assert str(raised.value).startswith("--requests ") and message in str(raised.value)
@@ -112,6 +112,6 @@ def test_a_limit_of_the_backlog_keeps_explicit_ones() -> None:
 
 @pytest.mark.parametrize("ours", [demo.FOR_DEMO_MODEL, demo.FOR_ANY_MODEL])
 def test_our_own_requests_are_eight_and_right(ours: Any) -> None:
-    """They pass the checks of a file, and one of them has two choices."""
+    """They pass the checks of a file, and one request has two choices."""
     found = parse_requests(ours, "ours")
     assert len(found) == 8 and sum(len(request.choices) for request in found) == 9

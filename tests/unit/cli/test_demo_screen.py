@@ -89,6 +89,6 @@ def test_the_engine_is_below_the_streams() -> None:
     ],
 )
 def test_the_tail_of_a_text_is_its_last_words(text: str, width: int, shown: str) -> None:
-    """Whole words where one fits, cells and not characters counted, one line, no control characters."""
+    """Whole words if one fits, cells and not characters counted, one line, no control characters."""
     assert tail(text, width) == shown
     assert cell_len(tail(text, width)) <= width

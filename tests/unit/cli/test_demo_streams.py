@@ -64,7 +64,7 @@ def test_text_is_kept_by_completion_until_the_end() -> None:
 
 
 def test_a_refused_request_leaves_the_others_alone() -> None:
-    """It has its error and is over; only where all are refused is the first error raised."""
+    """It has its error and is over; only if all are refused is the first error raised."""
     _, streams = submitted("long", "b")
     refused, other = streams
     assert refused.is_over and isinstance(refused.error, PromptTooLong) and not other.is_over
@@ -83,7 +83,7 @@ def test_a_stream_that_an_engine_ends_without_numbers_is_over() -> None:
 
 
 def test_a_digit_cancels_the_request_of_this_number() -> None:
-    """A number that no request has, or whose request has ended, does nothing."""
+    """A number without a request, or of an ended request, does nothing."""
     engine, streams = submitted("a", "b")
     keys = LiveDemo(streams, "", None)
     keys.press("3")
@@ -93,7 +93,7 @@ def test_a_digit_cancels_the_request_of_this_number() -> None:
 
 
 def test_p_and_a_digit_stop_a_reader_and_start_it_again() -> None:
-    """What comes meanwhile waits, and is read afterwards."""
+    """Keys pressed meanwhile wait, and are read afterwards."""
     engine, streams = submitted("a", "b")
     keys, (first, second) = LiveDemo(streams, "", None), tuple(streams)
     for key in "p1":
@@ -125,7 +125,7 @@ def test_p_and_p_stop_all_readers_and_start_them_again() -> None:
 
 
 def test_q_cancels_all_and_reads_what_is_left() -> None:
-    """Also where a reader was stopped, or nothing would ever come to its end."""
+    """Also if a reader was stopped, or nothing would ever come to its end."""
     engine, streams = submitted("a", "b")
     keys = LiveDemo(streams, "", None)
     for key in "ppq":
@@ -139,7 +139,7 @@ def test_q_cancels_all_and_reads_what_is_left() -> None:
 
 
 def test_keys_show_what_they_do() -> None:
-    """The last line changes with what the next key will do."""
+    """The last line changes with the effect of the next key."""
     _, streams = submitted("a")
     keys = LiveDemo(streams, "", None)
     assert keys.hint == " Ctrl-C quits"

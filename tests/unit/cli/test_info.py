@@ -1,4 +1,4 @@
-"""What is known of a model from its file's metadata."""
+"""A model's facts from its file's metadata."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ def interrupt() -> None:
 
 
 def test_the_result_of_the_work_comes_back() -> None:
-    """`run` returns what the work returns."""
+    """`run` returns the result of the work."""
     assert run(lambda _: 7) == 7
 
 
@@ -102,7 +102,7 @@ def test_a_second_ctrl_c_ends_the_process_at_once(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_handler_from_before_is_back_afterwards() -> None:
-    """Ctrl-C means what it meant before."""
+    """Ctrl-C has its earlier handler."""
     before = signal.getsignal(signal.SIGINT)
     run(lambda _: None)
     assert signal.getsignal(signal.SIGINT) is before

@@ -46,7 +46,7 @@ def screen() -> Iterator[Pty]:
 
 
 def test_keys_come_one_by_one_without_a_line_break(screen: Pty) -> None:
-    """In order, each once, and nothing where none was pressed; what is no ASCII is left out."""
+    """In order, each once, and nothing without a key; bytes that are no ASCII are left out."""
     with Keys(screen.screen) as keys:
         assert keys.read() == ""
         screen.press("1ép".encode())
@@ -66,7 +66,7 @@ def test_the_mode_is_as_before_after_the_block(screen: Pty) -> None:
 
 
 def test_an_exit_in_a_hurry_restores_the_mode(screen: Pty) -> None:
-    """`terminal.restore` is what the second Ctrl-C calls; after the block it has nothing to undo."""
+    """The second Ctrl-C calls `terminal.restore`; after the block it has nothing to undo."""
     before = screen.mode
     with Keys(screen.screen):
         terminal.restore()
@@ -83,7 +83,7 @@ def test_after_a_stop_the_mode_is_set_again(screen: Pty) -> None:
 
 
 def test_handlers_of_signals_are_as_before_afterwards(screen: Pty) -> None:
-    """SIGTERM, SIGHUP, SIGQUIT and SIGCONT mean what they meant."""
+    """SIGTERM, SIGHUP, SIGQUIT and SIGCONT have their earlier handlers."""
     numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCONT)
     before = [signal.getsignal(number) for number in numbers]
     with Keys(screen.screen):

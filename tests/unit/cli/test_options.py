@@ -34,7 +34,7 @@ def test_stdin_loses_one_line_break_at_its_end(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_bytes_that_are_no_text_are_refused_with_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message names the byte and where it is."""
+    """The message names the byte and its place."""
     stdin(monkeypatch, b"ab\xff")
     with pytest.raises(InvalidParams, match="stdin is not UTF-8: byte 0xff at offset 2"):
         inputs.stdin_text()
@@ -119,7 +119,7 @@ def sampling(*args: str, **defaults: Any) -> SamplingParams:
     ],
 )  # fmt: skip
 def test_options_set_the_fields_of_sampling_params(args: tuple[str, ...], fields: dict[str, Any]) -> None:
-    """By llama.cpp's names and by those of the fields; all other fields keep their defaults."""
+    """By llama.cpp's names and the fields' names; all other fields keep their defaults."""
     assert sampling(*args) == SamplingParams(**fields)
 
 
@@ -174,7 +174,7 @@ def test_sampling_flags_of_the_server_are_options(command: str) -> None:
 
 
 def test_adapters_have_names_and_scales(tmp_path: Path) -> None:
-    """The name is the file's; a file whose own name has an equals sign is found."""
+    """The name is the file's; a file with an equals sign in its name is found."""
     odd = tmp_path / "a=2"
     odd.touch()
     assert options.lora_adapters(["x/style.gguf", "sql.gguf=0.5", str(odd)]) == {

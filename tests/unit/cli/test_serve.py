@@ -1,4 +1,4 @@
-"""`paceline serve`: what it writes, what it hands to the server, and what it does with errors."""
+"""`paceline serve`: its output, its settings for the server, and its errors."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_version_is_one_line(server: Server) -> None:
 
 @pytest.mark.parametrize("columns", [60, 80, 300])
 def test_help_is_grouped_and_fits_into_the_terminal(server: Server, columns: int) -> None:
-    """No line is wider, but where a name alone is."""
+    """No line is wider, except for long names."""
     result = invoke("-h", COLUMNS=str(columns))
     assert result.exit_code == 0 and "\x1b" not in result.stdout
     assert max(len(line) for line in result.stdout.splitlines()) <= max(columns, 60) <= 300
@@ -138,7 +138,7 @@ def test_help_loads_neither_the_core_nor_the_web_framework() -> None:
 
 
 def test_the_configuration_names_the_source_of_everything(server: Server, tmp_path: Path) -> None:
-    """Every source, what was derived, secrets not at all, and the notes."""
+    """Every source, derived values, no secrets, and the notes."""
     file = tmp_path / "serve.toml"
     file.write_text("slots = false\n")
     args = ["--config", str(file), "-b", "64", "-ub", "128", "--temp", "0.3", "--api-key", "hidden,other", "-r", "a\nb"]

@@ -36,7 +36,7 @@ def test_text_that_is_turned_around_is_shown_as_it_is_stored(monkeypatch: pytest
 
 
 def test_messages_are_printable_in_files_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stderr goes to may be shown in a terminal later."""
+    """The target of stderr may be shown in a terminal later."""
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     terminal.note("m\x1b[2J.gguf")
     terminal.report("no file m\x1b[2J.gguf")
@@ -44,7 +44,7 @@ def test_messages_are_printable_in_files_too(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_pipe_gets_the_text_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No style and no replacement where no terminal is, however colours are asked for."""
+    """No style and no replacement without a terminal, for any choice of colours."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     terminal.write("a\x1b[2J", style="bold")

@@ -22,7 +22,7 @@ from paceline.errors import InvalidParams
     ],
 )
 def test_everything_in_a_piece_can_be_seen(data: bytes, shown: str) -> None:
-    """Text is shown as it is, and what has no look of its own is escaped."""
+    """Text is shown unchanged, and invisible characters are escaped."""
     assert _shown_bytes(data) == shown
 
 
@@ -39,7 +39,7 @@ def test_ids_are_read_in_the_forms_people_have_them(text: str) -> None:
 
 
 def test_what_is_no_id_is_refused() -> None:
-    """The message shows what was given."""
+    """The message shows the given value."""
     with pytest.raises(InvalidParams, match=r"whole numbers, not '1 two'"):
         _parse_ids("1 two")
 

@@ -1,4 +1,4 @@
-"""The picture of `paceline top`: what events add up to, and how it fits into terminals."""
+"""The picture of `paceline top`: the sums of events, and its fit into terminals."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_the_picture_says_what_runs_and_how_fast() -> None:
 @pytest.mark.parametrize("width", [20, 60, 89, 200])
 @pytest.mark.parametrize("height", [5, 24, 60])
 def test_the_picture_is_no_wider_and_no_higher_than_the_terminal(width: int, height: int) -> None:
-    """With more slots than there is room for, and no update yet of what comes once a second."""
+    """With more slots than fit, and no update yet of the members sent once a second."""
     state = TopState()
     state.take("snapshot", snapshot(num_slots=50))
     lines = drawn(state, width, height)

@@ -1,4 +1,4 @@
-"""The viewer of a trace: what is put into it, and that no text of a trace becomes code."""
+"""The viewer of a trace: its contents, and that no text of a trace becomes code."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def test_a_request_without_the_cache_has_no_hashes() -> None:
 
 
 def test_what_is_no_prompt_is_refused() -> None:
-    """By the place of what is wrong; NumPy's integers are right."""
+    """By the place of the error; NumPy's integers are right."""
     with pytest.raises(InvalidType, match="token_ids must be a sequence of token ids, not str"):
         hash_prompt("text", RequestOptions())  # type: ignore[arg-type]
     with pytest.raises(InvalidParams, match="the number of token_ids must be an integer >= 1, not 0"):

@@ -69,7 +69,7 @@ def tokens(chunks: list[StreamChunk], choice: int = 0) -> list[int]:
 
 
 def alone(prompt: str, max_tokens: int) -> list[int]:
-    """Return what one engine generates by itself."""
+    """Return a single engine's tokens."""
     engine = FakeEngineClient(backend=FakeBackend(eos_every=10**9))
     try:
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=7)
@@ -79,7 +79,7 @@ def alone(prompt: str, max_tokens: int) -> list[int]:
 
 
 def test_requests_run_on_all_replicas_and_give_what_one_engine_gives() -> None:
-    """Requests are spread over the replicas, and each gets the tokens that one engine would have drawn."""
+    """Requests are spread over the replicas, and each gets the tokens of a single engine."""
     with cluster("a", "b") as (world, engine):
         for replica in world.replicas.values():
             replica.hold()
@@ -221,7 +221,7 @@ def arrive(world: ClusterWorld, engine: ClusterEngine, name: str) -> None:
 
 
 def test_a_replica_that_dies_while_it_takes_a_request_in_costs_nothing() -> None:
-    """A request whose submission was the last thing that a replica did goes on elsewhere."""
+    """A request whose submission was the last call of a replica goes on elsewhere."""
     with cluster("a", "b") as (world, engine):
         world.preferred = ("a",)
         world.dies_of = [("a", "submit")]
@@ -244,7 +244,7 @@ def test_a_full_queue_refuses_at_once() -> None:
 
 
 def test_a_closed_engine_ends_its_streams() -> None:
-    """Closing ends what is open with SHUTDOWN."""
+    """Closing ends open requests with SHUTDOWN."""
     with cluster("a") as (world, engine):
         world.replicas["a"].hold()
         channel = submit(engine, "long")
@@ -264,7 +264,7 @@ def test_draining_lets_streams_finish() -> None:
 
 
 def test_slots_and_metrics_are_those_of_all_replicas() -> None:
-    """Slots stand one behind the other, and counters are sums over the replicas."""
+    """Slots are listed in a row, and counters are sums over the replicas."""
     with cluster("a", "b") as (world, engine):
         for index in range(4):
             read(submit(engine, f"x{index}"))
@@ -279,7 +279,7 @@ def test_slots_and_metrics_are_those_of_all_replicas() -> None:
 
 
 def test_embeddings_survive_a_replica() -> None:
-    """Texts to embed get their vectors from another replica where theirs died."""
+    """Texts to embed get their vectors from another replica if theirs died."""
     with cluster("a", "b") as (world, engine):
         expected = engine.embed(["one", "two"], None, RequestOptions()).result(PATIENCE_S)
         world.preferred = ("a",)
@@ -289,7 +289,7 @@ def test_embeddings_survive_a_replica() -> None:
 
 
 def test_saved_prefixes_are_refused() -> None:
-    """What would be a file of one machine is refused, and requests go on."""
+    """Operations on files of one machine are refused, and requests go on."""
     with cluster("a") as (_, engine):
         with pytest.raises(Unsupported, match="files of one machine"):
             engine.save_prefix("x", "text", RequestOptions())
@@ -297,14 +297,14 @@ def test_saved_prefixes_are_refused() -> None:
 
 
 def test_events_are_read_on_after_a_stream_of_them_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream of events ends after some frames, and the next one begins where it ended."""
+    """A stream of events ends after some frames, and the next begins at its end."""
     monkeypatch.setattr("paceline.cluster.replica_service.STREAM_FRAMES", 3)
     with cluster("a") as (_, engine):
         assert tokens(read(submit(engine, "a long one", max_tokens=200))) == alone("a long one", 200)
 
 
 def test_a_replica_that_is_gone_is_forgotten() -> None:
-    """What was known of the calls to a dead or drained replica is let go of."""
+    """Records of calls to a dead or drained replica are dropped."""
     with cluster("a", "b", "c") as (world, engine):
         world.kill("a")
         world.drain("b")
@@ -366,7 +366,7 @@ def test_a_replica_that_cannot_report_hides_no_other(how: str, monkeypatch: pyte
 
 
 def test_slots_of_replicas_have_keys_of_their_own() -> None:
-    """Two replicas count their requests alike; together they are shown apart, with what waits."""
+    """Two replicas count their requests alike; together they are shown apart, with the waiting requests."""
     with cluster("a", "b") as (world, engine):
         num_slots = world.replicas["a"].limits.num_slots
         channels = []
@@ -404,7 +404,7 @@ def test_waiting_tokens_are_bounded_over_all_replicas() -> None:
 
 
 def test_a_replica_that_is_lost_and_back_ends_what_it_had() -> None:
-    """A replica that could not be read for a moment does not compute what goes on elsewhere."""
+    """A replica that could not be read for a moment does not compute requests that go on elsewhere."""
     with cluster("a", "b") as (world, engine):
         world.preferred = ("a",)
         for replica in world.replicas.values():
@@ -452,7 +452,7 @@ def test_a_stream_goes_on_where_the_engine_of_its_replica_ended() -> None:
 
 
 def test_a_request_does_not_end_since_the_only_engine_has() -> None:
-    """A request that comes to a replica whose engine has just ended waits for another one, and is not suspected for that."""
+    """A request that comes to a replica with a just ended engine waits for another replica, and is not suspected."""
     with cluster("a") as (world, engine):
         world.replicas["a"].end()
         channel = submit(engine, "patient")

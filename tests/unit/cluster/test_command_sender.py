@@ -32,7 +32,7 @@ def sender(calls: Any, *, is_known: bool = True) -> CommandSender:
 
 
 def test_no_command_overtakes_another() -> None:
-    """What comes while a call is made waits for its end; other replicas do not."""
+    """Commands during a call wait for its end; other replicas do not."""
 
     async def run() -> None:
         calls = SlowCalls()
@@ -70,7 +70,7 @@ def test_a_command_that_did_not_come_is_sent_again(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("how", ["is not known", "is forgotten"])
 def test_a_replica_that_is_gone_gets_nothing_more(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is sent again to a replica that is not there; one that comes back under its name gets what is new."""
+    """Nothing is sent again to a missing replica; a replica that comes back under its name gets new commands."""
     monkeypatch.setattr("paceline.cluster.connections._AGAIN_S", 0.001)
 
     async def run() -> None:

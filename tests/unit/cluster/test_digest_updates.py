@@ -1,4 +1,4 @@
-"""Digests that travel: what is sent, what fits, and what a router makes of it when updates are late, lost or doubled."""
+"""Digests that travel: their contents, their size, and a router's index after late, lost or doubled updates."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def digest(*numbers: int) -> PrefixDigest:
 
 
 def cached(index: PrefixIndex, numbers: range = range(1, 20), replica_id: str = "a") -> set[int]:
-    """Those of the hashes that the index has of a replica."""
+    """Return the cached hashes that the index has of a replica."""
     return {number for number in numbers if index.matched_blocks([number], [replica_id])}
 
 
 def test_only_what_changed_travels() -> None:
-    """First all, then what came and what went; nothing where nothing changed."""
+    """First all, then the changes; nothing without a change."""
     publisher = DigestPublisher(1)
     first = publisher.publish(digest(1, 2, 3, 4))
     assert (first.is_snapshot, len(first.added), first.removed) == (True, 32, b"")
@@ -50,7 +50,7 @@ def test_an_empty_cache_is_a_digest_as_well() -> None:
 
 
 def test_what_changed_wholly_travels_as_a_snapshot() -> None:
-    """Where all is other, naming what went would cost more."""
+    """If all is different, naming the removed hashes would cost more."""
     publisher = DigestPublisher(1)
     publisher.publish(digest(1, 2))
     assert publisher.publish(digest(3, 4)).is_snapshot
@@ -75,7 +75,7 @@ def test_an_update_is_the_same_after_its_way_over_the_wire() -> None:
 
 
 def test_after_a_gap_the_old_digest_stays_until_a_snapshot_comes() -> None:
-    """An update that is missing makes those behind it useless, and nothing else."""
+    """A missing update makes later updates useless, and nothing else."""
     publisher, index = DigestPublisher(1), PrefixIndex(100)
     assert index.apply("a", publisher.publish(digest(1, 2, 3, 4)))
     publisher.publish(digest(1, 2, 3, 5))  # lost
@@ -98,7 +98,7 @@ def test_what_comes_twice_or_too_late_changes_nothing() -> None:
 
 
 def test_a_restarted_replica_has_nothing_of_its_former_life() -> None:
-    """Neither what it had reported nor what was expected of it; its updates need a snapshot first."""
+    """Neither its reports nor its expected prefixes; its updates need a snapshot first."""
     index = PrefixIndex(100)
     assert index.apply("a", DigestPublisher(1).publish(digest(1, 2, 3)))
     index.expect("a", [9], 100.0)
@@ -126,7 +126,7 @@ def test_replicas_are_apart_and_one_that_is_removed_leaves_nothing() -> None:
 
 
 def test_the_longest_known_prefix_counts() -> None:
-    """Of each replica; also where the blocks before it are not known, as with checkpoints."""
+    """Of each replica; even if the blocks before it are not known, as with checkpoints."""
     index = PrefixIndex(100)
     assert index.apply("a", DigestPublisher(1).publish(digest(1, 2)))
     assert index.apply("b", DigestPublisher(1).publish(digest(3)))
@@ -160,7 +160,7 @@ def test_what_is_expected_stays_where_a_digest_lost_it() -> None:
 
 
 def test_what_is_expected_is_bounded() -> None:
-    """The oldest is forgotten, where no report comes."""
+    """The oldest is forgotten, if no report comes."""
     index = PrefixIndex(3)
     for number in range(1, 10):
         index.expect("a", [number], float(number))

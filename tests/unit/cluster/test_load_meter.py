@@ -60,7 +60,7 @@ def test_an_engine_that_has_done_nothing_has_no_costs() -> None:
 
 
 def test_costs_are_of_the_last_readings() -> None:
-    """A reading without new ticks changes nothing; what is older counts half as much each time."""
+    """A reading without new ticks changes nothing; older readings count half as much each time."""
     metrics, meter = Metrics(2), LoadMeter(100)
     begin(metrics, 1, 100)
     tick(metrics, 0.12, 0.1, 100)
@@ -81,7 +81,7 @@ def test_a_time_that_falls_does_not_count_twice() -> None:
 
 
 def test_what_is_left_of_prompts_waits() -> None:
-    """Of running requests exactly, of waiting ones as much as others had to compute; cells that are shared are not theirs."""
+    """Of running requests exactly, of waiting requests the mean of others' computed tokens; shared cells do not count."""
     metrics, meter = Metrics(2), LoadMeter(1000)
     begin(metrics, 1, 100)
     tick(metrics, 0.1, 0.1, 60)

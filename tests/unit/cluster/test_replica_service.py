@@ -1,4 +1,4 @@
-"""A replica's side: sessions of fronts, and what is reported to routers."""
+"""A replica's side: sessions of fronts, and reports to routers."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ async def _all(frames: AsyncIterator[bytes]) -> list[bytes]:
 
 
 def test_health_is_the_engines() -> None:
-    """A replica whose engine has ended is not healthy."""
+    """A replica with an ended engine is not healthy."""
 
     async def test(service: ReplicaService, replica: MemoryReplica, clock: ManualClock) -> None:
         await service.check_health()
@@ -218,7 +218,7 @@ def test_health_is_the_engines() -> None:
 
 
 def test_routers_that_miss_reports_catch_up() -> None:
-    """A router that sees every third report, or begins late, knows what is cached, soon."""
+    """A router that sees every third report, or begins late, soon knows the cached prefixes."""
 
     async def test(service: ReplicaService, replica: MemoryReplica, clock: ManualClock) -> None:
         often, late = Router(Random(1)), Router(Random(1))
@@ -252,7 +252,7 @@ def test_scaling_depends_on_what_came_since_the_last_look() -> None:
 
 
 def test_a_replica_whose_worker_does_not_respond_is_unhealthy_and_keeps_its_pressure() -> None:
-    """Routers send requests elsewhere; the number of replicas does not follow from what is not known."""
+    """Routers send requests elsewhere; the number of replicas does not follow from missing facts."""
 
     async def test(service: ReplicaService, replica: MemoryReplica, clock: ManualClock) -> None:
         await service.submit("one", generate(1, max_tokens=20), {})

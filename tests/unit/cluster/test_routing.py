@@ -1,4 +1,4 @@
-"""Which replica a router chooses, and what it does with reports that are wrong, old or missing."""
+"""The replica that a router chooses, and its reaction to wrong, old or missing reports."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def order(router: Router, names: str = "ab", prompt: PromptBlocks = PROMPT, now_
 
 
 def test_the_cached_prefix_decides_between_idle_replicas() -> None:
-    """Times are what is left to compute, and a tick; of a prompt that is cached whole one token is left."""
+    """Times are the uncached tokens' and a tick; a fully cached prompt has one token left."""
     router = router_of(a=report(3), b=report(10), c=report())
     found = router.rank(PROMPT, "abc", 10.0)
     assert [(rank.replica_id, rank.num_cached) for rank in found] == [("b", 639), ("a", 192), ("c", 0)]
@@ -83,7 +83,7 @@ def test_what_waited_at_the_report_is_done_some_time_later() -> None:
 
 
 def test_what_was_sent_since_the_last_report_waits_there() -> None:
-    """A burst goes to all replicas, not to the one that was idle at the last report."""
+    """A burst goes to all replicas, not to the replica that was idle at the last report."""
     router, chosen = router_of(a=report(), b=report(), c=report()), []
     for number in range(6):
         prompt = hash_prompt([number] * 640, RequestOptions())
@@ -122,7 +122,7 @@ def test_what_is_sent_to_an_idle_replica_begins_when_it_is_sent() -> None:
 
 
 def test_a_replica_without_cells_comes_last() -> None:
-    """Where none has the cells, the soonest is first all the same."""
+    """If none has the cells, the soonest is first all the same."""
     assert order(router_of(a=report(2, free_cells=400), b=report(waiting_tokens=900))) == ["b", "a"]
     assert order(router_of(a=report(free_cells=400), b=report(waiting_tokens=900, free_cells=0))) == ["a", "b"]
     (alone,) = router_of(a=report(2, free_cells=None)).rank(PROMPT, "a", 10.0)
@@ -198,7 +198,7 @@ def test_a_missed_update_is_reported_and_the_load_counts() -> None:
 
 
 def test_a_report_without_a_digest_says_nothing_of_the_cache() -> None:
-    """What was known stays."""
+    """Its state is kept."""
     router = router_of(a=report(5))
     assert router.observe("a", ReplicaReport(state="ready", load=IDLE), 11.0)
     assert router.rank(PROMPT, "a", 11.0)[0].num_cached == 5 * BLOCK_TOKENS

@@ -1,4 +1,4 @@
-"""A small vocabulary for tests of constraints, and what they do with one."""
+"""A small vocabulary for tests of constraints, and helpers to follow them."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def writes(constraint: Constraint, text: str) -> bool:
 
 
 def sort(compiler: ConstraintCompiler, case: dict[str, Any]) -> tuple[str, list[str]]:
-    """Return the kind of a case of the suite, and what is open about it."""
+    """Return the kind of a case of the suite, and the values that are open."""
     try:
         constraint = compiler.compile(SamplingParams(json_schema=case["schema"]))
     except PacelineError:
@@ -77,7 +77,7 @@ def cases(folder: Path, draft: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def count(folder: Path, draft: str) -> Counter[str]:
-    """Sort the cases of a draft; print what is open."""
+    """Sort the cases of a draft; print the open values."""
     compiler, found = ConstraintCompiler(TABLE), Counter[str]()
     for name, case in cases(folder, draft):
         kind, is_open = sort(compiler, case)

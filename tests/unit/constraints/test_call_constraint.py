@@ -80,7 +80,7 @@ def test_a_call_may_begin_and_go_on_within_tokens() -> None:
 
 
 def test_text_that_the_grammar_does_not_go_on_with_begins_no_call() -> None:
-    """The native grammar of calls refuses such a token where it would begin one."""
+    """The native grammar of calls refuses this token at the beginning of a call."""
     made = constraint()
     made.accept(ids("x<call>7")[0])
     assert allowed(made) is None

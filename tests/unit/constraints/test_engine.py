@@ -62,7 +62,7 @@ def test_every_kind_of_constraint_ends_with_stop(options: dict[str, Any], texts:
 
 
 def test_a_text_that_may_end_ends_where_bans_leave_nothing() -> None:
-    """STOP and no error, without another token; where the text may not end, an error."""
+    """STOP and no error, without another token; if the text may not end, an error."""
     text, last = outcome(regex="a+", allowed_token_ids=(ord("a"), ord("b")), ignore_eos=True, max_tokens=3)
     assert (text, last.finish_reason) == ("aaa", FinishReason.LENGTH)
     text, last = outcome(regex="a(b[0-9])?", allowed_token_ids=(ord("a"),), ignore_eos=True)
@@ -73,7 +73,7 @@ def test_a_text_that_may_end_ends_where_bans_leave_nothing() -> None:
 
 
 def test_the_last_token_that_completes_the_text_is_a_stop() -> None:
-    """Also where it is the last one that max_tokens allows."""
+    """Also if it is the last token allowed by max_tokens."""
     text, last = outcome(choice=("yes",), max_tokens=3)
     assert (text, last.finish_reason) == ("yes", FinishReason.STOP)
 
@@ -200,7 +200,7 @@ def test_a_constraint_of_a_users_own(constraint: Any, text: str | None) -> None:
 
 
 def test_a_constraint_that_raises_fails_alone() -> None:
-    """Its own choice ends with an error that names what was raised; others go on."""
+    """Its own choice ends with an error that names the exception; others go on."""
     engine = FakeEngine()
     failing, fine = engine.submit("a", constraint=Own(9, fails_at=3)), engine.submit("b", constraint=Own())
     engine.run()
@@ -247,7 +247,7 @@ def test_what_cannot_be_followed_is_refused(options: dict[str, Any], error: type
 
 
 def test_thinking_is_free_and_counts_tokens() -> None:
-    """At the budget the message and the end come, then what the schema allows."""
+    """At the budget the message and the end come, then tokens of the schema."""
     thinking = {"start": "<t>", "ends": ["</t>"], "is_open": True, "budget": 5, "message": "!"}
     text, last = outcome(choice=("yes", "no"), thinking=thinking, **ENDLESS)
     thought, _, rest = text.partition("!</t>")

@@ -1,4 +1,4 @@
-"""Grammars that cost more than they may: refused, in a process of their own where a crash would end it."""
+"""Grammars that cost more than they may: refused, in a process of their own if a crash would end it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def chain(num_links: int, link: str) -> str:
 
 @pytest.mark.parametrize("is_closed", [True, False])
 def test_many_optional_properties_are_refused_before_they_are_compiled(is_closed: bool) -> None:
-    """Compiling takes time with the square of their number; required ones take little."""
+    """Compiling takes time with the square of their number; required properties take little."""
     names = [f"p{index}" for index in range(2000)]
     schema: dict[str, Any] = {"type": "object", "properties": {name: {"type": "null"} for name in names}}
     schema["additionalProperties"] = not is_closed
@@ -113,7 +113,7 @@ def test_what_would_compile_for_long_is_refused_at_once(options: dict[str, Any])
 
 
 def doubled(num_levels: int) -> str:
-    """Return a Lark grammar whose terminals have twice the optional parts of the terminals that they refer to."""
+    """Return a Lark grammar of terminals with twice the optional parts of the terminals that they refer to."""
     return f"start: T{num_levels}\nT0: /a?/\n" + "\n".join(f"T{i + 1}: T{i} T{i}" for i in range(num_levels))
 
 

@@ -113,7 +113,7 @@ def test_blanks_come_inside_of_brackets_and_after_separators(text: str, is_writt
 def test_masks_have_tokens_with_blanks_where_a_bracket_may_follow(
     schema: Any, text: str, come: list[bytes], do_not_come: list[bytes]
 ) -> None:
-    """Also tokens whose last characters are blanks, after which a comma would be refused."""
+    """Also tokens that end with blanks, after which a comma would be refused."""
     found = allowed(after(schema, text))
     assert [piece for piece in come if piece in PIECES and piece not in found] == []
     assert [piece for piece in do_not_come if piece in found] == []

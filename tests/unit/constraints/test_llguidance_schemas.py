@@ -164,7 +164,7 @@ def test_a_discriminator_is_required_although_it_has_a_default(value: Any) -> No
     ],
 )
 def test_patterns_of_decimals_have_no_look_ahead(pattern: str, valid: list[str], invalid: list[str]) -> None:
-    """Pydantic wrote such patterns until its version 2.13; what is written is matched by them."""
+    """Pydantic wrote these patterns until its version 2.13; written values match them."""
     constraint = COMPILER.compile(SamplingParams(json_schema={"type": "string", "pattern": pattern}))
     assert constraint is not None
     for text in valid:
@@ -233,7 +233,7 @@ def test_patterns_of_decimals_have_no_look_ahead(pattern: str, valid: list[str],
     ],
 )
 def test_errors_name_the_place_and_no_option_that_there_is_not(schema: Any, place: str) -> None:
-    """Where the keyword stands, not where the first of its name does."""
+    """At the keyword's own place, not at the first of its name."""
     with pytest.raises(GrammarError) as refusal:
         check_constraint(SamplingParams(json_schema=schema))
     assert str(refusal.value).startswith(f"json_schema: {place}: ")
@@ -289,7 +289,7 @@ def test_definitions_that_are_shared_do_not_multiply() -> None:
 
 
 def linked(name: str, num_properties: int) -> dict[str, Any]:
-    """Return an object whose properties are all required and refer to it."""
+    """Return an object with required properties that refer to it."""
     names = [f"p{index}" for index in range(num_properties)]
     return {"type": "object", "properties": dict.fromkeys(names, *refs(name)), "required": names}
 

@@ -47,7 +47,7 @@ WHOLE: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", ["a/b c", "kind", "$ref"])
 def test_a_part_with_references_to_definitions_keeps_them_alone(name: str) -> None:
-    """What is shared by all parts goes along."""
+    """Parts shared by all go along."""
     part = WHOLE["properties"][name]
     assert part_of(WHOLE, part, "#") == {"$defs": WHOLE["$defs"], **part}
 

@@ -1,4 +1,4 @@
-"""JSON schemas: enforced whole or refused by keyword and path; a sample of what `schema_suite` does with the whole suite."""
+"""JSON schemas: enforced whole or refused by keyword and path; a sample of `schema_suite`'s checks of the whole suite."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ ENFORCED: list[tuple[Any, list[Any], list[Any]]] = [
 
 @pytest.mark.parametrize(("schema", "valid", "invalid"), ENFORCED)
 def test_what_is_accepted_is_enforced(schema: Any, valid: list[Any], invalid: list[Any]) -> None:
-    """Valid values can be written, invalid ones cannot."""
+    """Valid values can be written, invalid values cannot."""
     tests = [
         {"data": item, "valid": is_valid} for group, is_valid in ((valid, True), (invalid, False)) for item in group
     ]
@@ -94,7 +94,7 @@ def test_what_is_accepted_is_enforced(schema: Any, valid: list[Any], invalid: li
     ],
 )
 def test_what_is_not_enforced_is_refused_by_keyword_and_path(schema: Any, place: str) -> None:
-    """With the model's vocabulary, and where only bytes are known."""
+    """With the model's vocabulary, and with only bytes known."""
     for refuse in (make, lambda schema: check_constraint(SamplingParams(json_schema=schema))):
         with pytest.raises(GrammarError, match=f"json_schema: {place}: "):
             refuse(schema)
@@ -136,7 +136,7 @@ def test_an_error_points_to_its_place(wrong: dict[str, Any], place: str) -> None
 
 @pytest.mark.parametrize("text", ['{"\\u0061":"x"}', '{"\\u0061":1}', '{"a":1,"a":2}', '{"b":1}'])
 def test_names_have_one_spelling(text: str) -> None:
-    """An escape would take the property's schema away; what is not named does not come."""
+    """An escape would take the property's schema away; unnamed properties do not come."""
     assert not writes(make(OBJECT), text)
     assert writes(make(OBJECT), '{"a":1}')
 
@@ -166,7 +166,7 @@ def test_compact_json_has_no_blanks(text: str, is_written: bool) -> None:
 
 
 def test_schemas_within_lark_are_no_way_around() -> None:
-    """Their keywords are checked and their options set like those of others."""
+    """Their keywords are checked and their options set like other schemas'."""
     with pytest.raises(GrammarError, match="#/not"):
         COMPILER.compile(SamplingParams(lark='start: "a" %json {"x-guidance": {"lenient": true}, "not": {}}'))
     found = COMPILER.compile(SamplingParams(lark='start: "a" %json {"type": "null"} "b"'))

@@ -34,7 +34,7 @@ def forced_text(constraint: ThinkingConstraint) -> bytes:
 
 
 def test_before_thinking_only_the_start_and_the_content_may_come() -> None:
-    """The text begins with the tag, as one token or spelt, or with what the inner constraint allows."""
+    """The text begins with the tag, as one token or spelt, or with tokens of the inner constraint."""
     constraint = make()
     assert allowed(constraint) == {token(b"<think>"), token(b"<"), token(b"{")}
     take(constraint, b"<")
@@ -143,7 +143,7 @@ def test_characters_are_never_cut_at_the_budget() -> None:
 
 
 def test_a_refused_message_gives_way_to_the_tag_and_that_to_free_thinking() -> None:
-    """What something else forbids never fails the choice; a replay of the same tokens comes to the same state."""
+    """Other restrictions never fail the choice; a replay of the same tokens comes to the same state."""
     constraint = make(is_open=True, budget=0, message="Enough.")
     replayed = constraint.copy()
     constraint.refuse_forced()
@@ -186,7 +186,7 @@ def test_text_before_any_thinking_ends_the_chance_of_it() -> None:
     st.integers(0, 3),
 )
 def test_rollback_and_copies_come_to_the_same_masks(pieces: list[bytes], back: int, budget: int) -> None:
-    """What a constraint allows depends on the tokens so far alone."""
+    """The allowed tokens depend on the tokens so far alone."""
     constraint = make(budget=budget or None)
     history: list[tuple[int, set[int] | None]] = []
     for piece in pieces:
@@ -249,7 +249,7 @@ def test_an_own_constraint_sleeps_as_well() -> None:
 
 
 def test_a_lazy_grammar_gets_its_text_whole() -> None:
-    """No token holds the end of thinking and what may trigger the grammar; the text may end while thinking."""
+    """No token holds both the end of thinking and a trigger of the grammar; the text may end while thinking."""
     params = SamplingParams(grammar='root ::= "x"', grammar_lazy=True, grammar_triggers=("x",), thinking=TAGS)
     constraint = COMPILER.compile(params)
     assert constraint is not None
@@ -280,7 +280,7 @@ def may_come(constraint: ThinkingConstraint, token_id: int) -> bool:
 
 
 def test_white_space_in_the_token_of_the_start_tag_does_not_hide_it() -> None:
-    """A budget holds, 0 included; so it does where the token begins the tag alone."""
+    """A budget holds, 0 included; also if the token begins the tag alone."""
     constraint = begun(2)
     constraint.accept(256)
     assert constraint.is_thinking
@@ -305,7 +305,7 @@ def test_an_end_that_is_refused_half_way_still_counts_what_has_come() -> None:
 
 
 def test_json_in_strings_and_comments_of_lark_is_no_schema() -> None:
-    """Only what is a rule's body is."""
+    """Only a rule's body is."""
     made = COMPILER.compile(SamplingParams(lark='// %json here\nstart: "%json " /%json/ a\na: %json {"const": 1}\n'))
     assert made is not None
     spell(made, "%json %json1")

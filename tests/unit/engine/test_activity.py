@@ -69,7 +69,7 @@ def test_what_an_engine_does_is_the_same_from_a_thread_and_a_process(kind: str) 
 
 
 def test_another_worker_begins_another_log() -> None:
-    """The request goes on there, and what was known of the first worker is void; in between nothing is done."""
+    """The request goes on there, and the first worker's state is void; in between nothing is done."""
     engine = fake_worker_engine(backend_options=LONG, restarts=RestartLimits(first_wait_s=0.0))
     try:
         channel = start(engine, request_id="mine")

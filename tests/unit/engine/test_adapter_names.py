@@ -82,7 +82,7 @@ def test_a_name_is_reserved_while_it_is_loaded() -> None:
 
 
 def test_an_adapter_is_removed_once() -> None:
-    """Another one of its name stays."""
+    """Another adapter of its name stays."""
     registry = AdapterRegistry(["a"])
     (one,) = registry.all()
     assert registry.remove(one)

@@ -1,4 +1,4 @@
-"""Keywords, sorted by their recipient; unknown ones are refused with the nearest known."""
+"""Keywords, sorted by their recipient; unknown keywords are refused with the nearest name."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_configuration_with_which_nothing_could_run_is_refused(options: dict[s
 
 
 def test_sampling_keywords_change_the_params_and_the_others_are_options() -> None:
-    """What is given with a request goes over what was there; defaults come from the engine."""
+    """A request's options override the given object's; defaults come from the engine."""
     defaults = SamplingParams(temperature=0.1, top_k=7)
     params, options = request_arguments(defaults, None, {"top_k": 3, "priority": 2})
     assert (params.temperature, params.top_k, options.priority) == (0.1, 3, 2)
@@ -119,7 +119,7 @@ def test_an_option_of_the_engine_that_is_none_counts_as_left_out() -> None:
 
 
 def test_collected_output_comes_as_one_chunk() -> None:
-    """Blocking generation takes one chunk, and what is about reading is refused with the way out."""
+    """Blocking generation takes one chunk, and options about reading are refused with the way out."""
     params, options = collected_arguments(SamplingParams(), None, {"top_k": 3, "priority": 3})
     assert (params.top_k, options.priority, options.max_buffered_tokens) == (3, 3, None)
     assert options.interval > 100_000

@@ -1,4 +1,4 @@
-"""Passes that are timed before the first request: when they run, what ends them, on the fake backend."""
+"""Passes that are timed before the first request: their time, and their ends, on the fake backend."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.errors import Closed
 
 
 class Passes:
-    """So many passes; notes what is done with them. gate: what a pass waits for."""
+    """A number of passes; notes their calls. gate: an event that a pass waits for."""
 
     def __init__(self, number: int) -> None:
         self.left, self.done = number, list[str]()
@@ -101,7 +101,7 @@ def test_requests_that_come_at_once_wait_for_no_pass() -> None:
 
 
 def test_an_engine_that_ends_before_its_calibration_closes_in_order() -> None:
-    """Its context may be closed before what would abort a pass of the calibration is called."""
+    """Its context may be closed before the abort of a calibration's pass is called."""
 
     class Closing(Running):
         def close(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
@@ -121,7 +121,7 @@ def _closed() -> None:
 
 
 def test_an_engine_that_is_closed_at_once_lets_go_of_its_passes() -> None:
-    """They hold the model, whose memory is free when `close` returns."""
+    """They hold the model, and its memory is free when `close` returns."""
     passes = Passes(1000)
     with Running(calibration=passes):
         pass

@@ -103,7 +103,7 @@ def ended_with(*errors: PacelineError | None) -> StreamChannel:
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_choice_that_fails_takes_no_good_one_along(is_async: bool) -> None:
-    """Of several choices the error is raised where all of them failed; else it is in the choice."""
+    """Of several choices the error is raised if all of them failed; else it is in the choice."""
     broken, also_broken = DecodeError("first"), DecodeError("second")
 
     def collected(*errors: PacelineError | None) -> Completion:
@@ -119,7 +119,7 @@ def test_a_choice_that_fails_takes_no_good_one_along(is_async: bool) -> None:
 
 
 def test_a_caller_that_leaves_while_its_request_is_made_cancels_it() -> None:
-    """The thread that resolves it finds no waiter; also where its event loop is gone by then."""
+    """The thread that resolves it finds no waiter; also if its event loop is gone by then."""
     is_left, is_made = threading.Event(), threading.Event()
     made: Future[list[Any]] = Future()
 

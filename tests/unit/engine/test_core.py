@@ -78,7 +78,7 @@ def test_a_prompt_is_scored_without_generating(kind: str) -> None:
 
 
 def test_logprobs_are_one_a_token_and_none_for_a_stop() -> None:
-    """Ids and logprobs are aligned, also where a stop was held back and taken."""
+    """Ids and logprobs are aligned, also if a stop was held back and taken."""
     world = World()
     prompt = "hello"
     whole = world.alone(prompt, max_tokens=20, logprobs=2, ignore_eos=True)
@@ -95,7 +95,7 @@ def test_logprobs_are_one_a_token_and_none_for_a_stop() -> None:
 
 @pytest.mark.parametrize(("script", "taken"), [(b"xabc", b"bc"), ([*b"xabc", EOS], [*b"bc", EOS])])
 def test_a_stop_that_is_complete_when_the_completion_ends_is_why(script: list[int], taken: list[int]) -> None:
-    """A stop that a longer one might have displaced is the reason where length or the end come first."""
+    """A stop that a longer stop might have displaced is the reason if length or the end come first."""
     world = World()
     outcome = world.submit([1], script=script, stop=["bc", "abcd"], max_tokens=max(4, len(script)))
     world.run()
@@ -114,7 +114,7 @@ def test_a_stop_id_ends_and_is_in_no_token_ids() -> None:
 
 
 def test_a_stop_string_counts_only_after_min_tokens() -> None:
-    """What is generated before min_tokens cannot be part of a stop string."""
+    """Text generated before min_tokens cannot be part of a stop string."""
     world = World()
     outcome = world.submit([1], script=b"ababab", stop=["ab"], min_tokens=3)
     world.run()
@@ -175,7 +175,7 @@ def test_a_cancel_is_noticed_before_the_next_pass() -> None:
 
 
 def test_commands_for_unknown_requests_are_ignored() -> None:
-    """A cancel, pause or slow end of what has ended, or never was, changes nothing."""
+    """A cancel, pause or slow end of an ended or unknown request changes nothing."""
     world = World()
     outcome = world.submit("hello", max_tokens=2)
     world.run()
@@ -212,7 +212,7 @@ def test_reasons_have_their_order_within_a_tick() -> None:
 
 
 def test_each_deadline_ends_in_its_time() -> None:
-    """In the queue, before the first token, in all: DEADLINE with what there is until then."""
+    """In the queue, before the first token, in all: DEADLINE with the text until then."""
     world = World(limits={"num_slots": 1})
     running = world.submit("running", ignore_eos=True, max_tokens=None, timeout_s=50)
     queued = world.submit("queued", queue_timeout_s=5)
@@ -270,7 +270,7 @@ def test_an_aborted_pass_is_run_again() -> None:
 
 
 def test_the_poisonous_request_is_found_among_many() -> None:
-    """One of eight that no pass survives ends with its error, in the same tick; seven read as alone."""
+    """A request of eight that no pass survives ends with its error, in the same tick; seven read as alone."""
     world = World(limits={"num_slots": 8})
     outcomes = [world.submit(f"hello {index}", max_tokens=10, ignore_eos=True) for index in range(8)]
     world.tick(3)
@@ -320,7 +320,7 @@ def test_a_strategy_that_fails_ends_those_it_was_asked_to_plan() -> None:
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_memory_operation_that_fails_is_its_sequences_alone(times: int) -> None:
-    """Where a prompt cannot be shared, that choice computes it itself; no request fails, and every output stays the same."""
+    """If a prompt cannot be shared, that choice computes it itself; no request fails, and every output stays the same."""
     world = World()
     copy, failures = world.backend.copy, [times]
 
@@ -370,7 +370,7 @@ def test_fail_all_ends_everything_once() -> None:
 
 
 def test_what_is_done_before_a_tick_is_answered_though_the_tick_fails() -> None:
-    """A detached adapter is to be freed; what is asked of the state after the tick has no answer."""
+    """A detached adapter is to be freed; a query about the state after the tick has no answer."""
     world = World()
     world.commands.queue += [Ask(1, partial(detach, "german"), may_change_cache=True), slots.command(2, ())]
     world.executor.run = None  # type: ignore[assignment, method-assign]
@@ -380,7 +380,7 @@ def test_what_is_done_before_a_tick_is_answered_though_the_tick_fails() -> None:
 
 
 def test_stop_ends_everything_before_the_next_pass() -> None:
-    """Running, paused and waiting ones end with SHUTDOWN, later ones too."""
+    """Running, paused and waiting requests end with SHUTDOWN, later requests too."""
     world = World(limits={"num_slots": 2})
     outcomes = [world.submit(f"hello {index}", ignore_eos=True) for index in range(4)]
     world.tick(2)
@@ -428,7 +428,7 @@ def test_a_lone_sequence_that_fills_the_memory_ends_there() -> None:
 
 
 def test_pressure_takes_the_least_important_and_youngest() -> None:
-    """Of those that run, a lower priority is preempted first, then the younger one; both finish."""
+    """Of running sequences, a lower priority is preempted first, then the younger; both finish."""
     world = World(num_cells=30, limits={"num_slots": 3})
     low = world.submit("low", priority=-1, max_tokens=9, ignore_eos=True)
     old = world.submit("old", max_tokens=9, ignore_eos=True)
@@ -441,7 +441,7 @@ def test_pressure_takes_the_least_important_and_youngest() -> None:
 
 
 def test_a_paused_reader_blocks_no_other() -> None:
-    """Where only paused sequences run and others wait for room, one of them gives its slot away and goes on later."""
+    """If only paused sequences run and others wait for room, one of them gives its slot away and goes on later."""
     world = World(limits={"num_slots": 1})
     paused = world.submit("paused", max_tokens=9, ignore_eos=True)
     world.tick(3)
@@ -471,7 +471,7 @@ def test_a_freed_neighbours_cells_count() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_choices_share_their_prompt_and_read_as_if_they_did_not(kind: str) -> None:
-    """N choices compute the prompt once and are what n single requests with these draws are."""
+    """N choices compute the prompt once and equal n single requests with these draws."""
     world = World(kind=kind)
     outcome = world.submit("a prompt of some length", n=4, max_tokens=12, temperature=1, seed=7)
     world.run()
@@ -577,7 +577,7 @@ def test_adapters_take_turns_and_no_request_starves() -> None:
 
 
 def test_embedding_and_generation_take_turns() -> None:
-    """While both have work neither waits for the other to finish, and vectors are what they are alone."""
+    """While both have work neither waits for the other to finish, and vectors are the same as alone."""
     world = World()
     outcome = world.submit("hello", max_tokens=200, ignore_eos=True)
     world.tick(3)
@@ -673,7 +673,7 @@ def test_the_end_token_is_no_token_of_the_completion() -> None:
 
 
 def test_a_paused_reader_gives_its_slot_to_waiting_requests() -> None:
-    """Beside a stream that goes on, one that waits for its reader blocks no other; later both go on where they were."""
+    """Beside a running stream, a stream that waits for its reader blocks no other; later both go on at the same place."""
     world = World(limits={"num_slots": 2})
     paused = world.submit("the first one", max_tokens=60, ignore_eos=True)
     active = world.submit("the second one", max_tokens=60, ignore_eos=True)
@@ -705,7 +705,7 @@ def test_no_request_waits_for_a_prefix_that_may_come_late(sooner: dict[str, int]
 
 
 def test_the_interval_may_change_while_a_request_runs() -> None:
-    """From the next chunk on each has as many tokens as the interval says; what was held back and is enough comes at once."""
+    """From the next chunk on each has as many tokens as the interval; held-back tokens that are enough come at once."""
     world = World(eos_every=10**9)
     outcome = world.submit("hello", max_tokens=40, interval=1000)
     other = world.submit("other", max_tokens=40, interval=1000)

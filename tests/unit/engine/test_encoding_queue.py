@@ -1,4 +1,4 @@
-"""The queue in front of the encoder: order, cancels and deadlines of what waits and of what is encoded, closing."""
+"""The queue of the encoder: order, cancels and deadlines of waiting and running encodings, closing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CLOCK = MonotonicClock()
 
 
 class Encoder:
-    """Encodes a job until it may go on, is given up or aborted; notes what happened."""
+    """Encodes a job until it may go on, is given up or aborted; notes the outcome."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -113,7 +113,7 @@ def test_deadlines_pass_while_a_request_waits_or_is_encoded(encoder: Encoder) ->
 
 
 def test_closing_ends_the_threads(encoder: Encoder) -> None:
-    """What waits is never encoded."""
+    """Waiting requests are never encoded."""
     before = set(threading.enumerate())
     encoder.queue.put(1, "a", math.inf, 1)
     encoder.queue.put(2, "b", math.inf, 2)
@@ -130,7 +130,7 @@ def test_closing_ends_the_threads(encoder: Encoder) -> None:
 
 
 def test_the_most_urgent_is_next(encoder: Encoder) -> None:
-    """Of those that wait, whenever they came."""
+    """Of waiting requests, in any order of arrival."""
     encoder.queue.put(1, "first", math.inf, 0.0)
     encoder.wait_for(lambda: encoder.begun == ["first"])
     for key, (job, turn_s) in enumerate((("later", 3.0), ("urgent", -20.0), ("soon", 2.0)), 2):
@@ -141,7 +141,7 @@ def test_the_most_urgent_is_next(encoder: Encoder) -> None:
 
 
 def test_what_waits_with_embeddings_is_bounded(encoder: Encoder) -> None:
-    """The next request is encoded when those in front of it have let go of theirs; cancels and deadlines go on."""
+    """The next request is encoded when those in front of it have released theirs; cancels and deadlines go on."""
     encode = encoder.encode
 
     def holding(job: str, is_given_up: Callable[[], bool]) -> None:

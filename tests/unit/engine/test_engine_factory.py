@@ -1,4 +1,4 @@
-"""What an engine is sized to, as far as it takes no model."""
+"""The sizes of an engine, as far as they need no model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ GPU = Device("CUDA0", "a card", "gpu", 1, 1)
     ],
 )
 def test_a_gpu_that_a_model_keeps_off_does_not_count(options: dict[str, Any], expected: bool) -> None:
-    """Layers and devices decide, not what the machine has."""
+    """Layers and devices decide, not the machine's hardware."""
     assert uses_gpu(options, [CPU, GPU]) is expected
     assert not uses_gpu(options, [CPU])
 

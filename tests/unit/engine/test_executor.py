@@ -21,7 +21,7 @@ Step = Callable[[list[int]], None]
 
 
 class Recording:
-    """A backend that records its calls, and raises what a test sets."""
+    """A backend that records its calls, and raises exceptions set by a test."""
 
     def __init__(self, step: Step = lambda names: None) -> None:
         self.calls: list[Any] = []
@@ -77,7 +77,7 @@ def test_a_pass_that_succeeds_is_made_once() -> None:
 
 @pytest.mark.parametrize("bad", [(0,), (4,), (7,), (0, 7), (2, 3), tuple(range(8))])
 def test_each_culprit_is_found_and_only_culprits_fail(bad: tuple[int, ...]) -> None:
-    """Rows come back in their order, sound ones computed exactly once, poisonous ones with their error."""
+    """Rows come back in their order, sound rows computed exactly once, poisonous rows with their error."""
     backend, rows, num_passes = ran(poison(*bad), 8)
     assert [isinstance(row.error, DecodeError) and not row.computed for row in rows] == [i in bad for i in range(8)]
     assert [row.token_ids for index, row in enumerate(rows) if index not in bad] == [
@@ -100,7 +100,7 @@ def test_an_aborted_pass_is_not_tried_again() -> None:
 
 
 def test_too_little_memory_for_all_is_enough_for_some() -> None:
-    """A pass for which there is no room is made in parts; only what still does not fit comes back with NoKvSlot."""
+    """A pass without enough cells is made in parts; only rows that still do not fit come back with NoKvSlot."""
     free = [5]
 
     def step(names: list[int]) -> None:
@@ -113,7 +113,7 @@ def test_too_little_memory_for_all_is_enough_for_some() -> None:
 
 
 def test_a_foreign_error_is_carried() -> None:
-    """What is not ours becomes an EngineError with the cause; what is ours stays as it is."""
+    """A foreign exception becomes an EngineError with the cause; our own exceptions are unchanged."""
     ours = DecodeError("ours")
     assert as_paceline_error(ours) is ours
     wrapped = as_paceline_error(ZeroDivisionError("theirs"))
@@ -134,7 +134,7 @@ def test_what_ends_a_program_passes(error: type[BaseException]) -> None:
 
 
 def test_operations_come_first_and_in_order() -> None:
-    """The memory is made ready before the pass, one operation after the other."""
+    """The memory is made ready before the pass, by its operations in order."""
     backend = Recording()
     plan = StepPlan([Remove(3), Copy(1, 3, 7), Remove(1)], [row(0)])
     Executor(backend, ManualClock()).run(plan)  # type: ignore[arg-type]
@@ -157,7 +157,7 @@ def test_a_copy_that_fails_is_its_sequences_alone() -> None:
 
 
 def test_the_load_that_failed_is_reported_and_none_behind_it() -> None:
-    """What follows on the same sequence id fails because of it, whatever is wrong with it."""
+    """Later operations on the same sequence id fail because of it, for any reason."""
 
     class Broken(Recording):
         def load(self, seq_id: int, data: Any, start: int, end: int) -> None:
@@ -207,7 +207,7 @@ def embedding(num_texts: int, key: int = 1) -> EmbeddingPlan:
 
 
 class Aborting(Recording):
-    """A backend whose passes of texts call a function of a test, and raise if they were aborted meanwhile."""
+    """A backend with passes of texts that call a function of a test, and raise if they were aborted meanwhile."""
 
     def __init__(self, meanwhile: Callable[[], None]) -> None:
         super().__init__()
@@ -227,7 +227,7 @@ class Aborting(Recording):
     ("cancelled", "num_aborts"), [((), 0), ((1,), 0), ((2,), 0), ((1, 1, 7), 0), ((1, 2), 1), ((2, 1, 1), 1)]
 )
 def test_a_pass_of_texts_is_aborted_when_no_request_wants_it(cancelled: Sequence[int], num_aborts: int) -> None:
-    """Not as long as one of its requests is not cancelled, and not for another request or outside of the pass."""
+    """Not while any of its requests is not cancelled, and not for another request or outside of the pass."""
     plan = EmbeddingPlan([], [*embedding(2, key=1).items, *embedding(1, key=2).items], "mean")
 
     def cancel() -> None:

@@ -45,7 +45,7 @@ def last_of(channel: StreamChannel) -> StreamChunk:
 
 
 def test_each_has_its_turn_and_those_that_failed_a_second_one() -> None:
-    """What fails twice is raised, after all others had theirs."""
+    """The exception of a second failure is raised, after all others had theirs."""
     calls: list[int] = []
 
     def end(key: int) -> None:
@@ -63,7 +63,7 @@ def test_each_has_its_turn_and_those_that_failed_a_second_one() -> None:
 
 @pytest.mark.parametrize("times", [1, 1_000_000])
 def test_a_stream_that_cannot_be_ended_leaves_no_other_open(times: int) -> None:
-    """Streams before and after it end and are released, futures too; it is tried again, and what stays is raised."""
+    """Streams before and after it end and are released, futures too; it is tried again, and a second failure is raised."""
     door = Door()
     (_, one), (request, broken), (_, other) = door.submit(), door.submit(), door.submit()
     future = door.router.submit_embedding(door.embedding())
@@ -103,7 +103,7 @@ def test_what_fails_in_one_event_keeps_no_other_from_its_reader() -> None:
 
 
 def test_others_keep_what_they_held_back_where_one_request_cannot_be_ended() -> None:
-    """After a failure of the engine's own each request ends in order but for the one, and its failure is reported."""
+    """After a failure of the engine itself all requests but one end in order, and the failure of that one is reported."""
     world = World(eos_every=10**9)
     one, broken, other = (world.submit("hello", max_tokens=None, interval=1_000_000) for _ in range(3))
     world.tick(10)
@@ -177,7 +177,7 @@ def test_each_step_of_the_end_is_taken_whatever_the_one_before_it_raises(step: s
 
 
 def test_replies_go_out_with_the_tick_that_they_are_of() -> None:
-    """In one write, so that the front wakes up once; where the engine fails before, the front learns that there is none."""
+    """In one write, so that the front wakes up once; if the engine fails before, the front learns that there is none."""
     worker = WorkerLife(ManualClock(), {"num_seq_ids": 8, "eos_every": 10**9})
     worker.hear(messages.EngineRequest(1, [[65, 66]], {"max_tokens": 9}, {}, 0.0, states=[None]))
     worker.sink.answer(activity.call(21, (0, None)), 0.0)
@@ -221,7 +221,7 @@ def test_a_question_that_cannot_be_replied_to_learns_so(monkeypatch: pytest.Monk
 def test_a_worker_reports_the_failure_of_all_requests_but_one_that_cannot_be_encoded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where memory runs out over one message, the others are sent, and it is tried again."""
+    """If memory runs out over one message, the others are sent, and it is tried again."""
     worker = WorkerLife(ManualClock(), {"num_seq_ids": 8})
     for key in (1, 2, 3):
         worker.hear(messages.EngineRequest(key, [[65, 66]], {"max_tokens": 9}, {}, 0.0, states=[None]))
@@ -236,7 +236,7 @@ def test_a_worker_reports_the_failure_of_all_requests_but_one_that_cannot_be_enc
 
 
 def test_a_front_ends_every_request_though_one_cannot_be_ended_in_order(caplog: pytest.LogCaptureFixture) -> None:
-    """At a shutdown that takes too long for the worker: the others end with SHUTDOWN, that one with an error."""
+    """At a shutdown that takes too long for the worker: the others end with SHUTDOWN, that request with an error."""
     engine = fake_worker_engine(backend_options={"num_cells": 200_000, "eos_every": 10**9})
     supervisor = engine._supervisor
     held = threading.Event()

@@ -78,7 +78,7 @@ def broken() -> Any:
 
 
 def wait_until(is_so: Any) -> None:
-    """Poll, yielding in between; fail where that takes far too long."""
+    """Poll, yielding in between; fail if that takes far too long."""
     patience = threading.Event()
     for _ in range(int(LONG_S / 0.01)):
         if is_so():

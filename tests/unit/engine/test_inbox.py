@@ -1,4 +1,4 @@
-"""The inbox: order, bounds, closing; what passes always."""
+"""The inbox: order, bounds, closing; commands that always pass."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def submit(inbox: Inbox, prompt: str = "hello") -> Request:
 
 
 def test_commands_come_out_in_order_and_once() -> None:
-    """Requests and other commands keep their order; what was taken is not taken again."""
+    """Requests and other commands keep their order; taken commands are not taken again."""
     inbox = Inbox(10)
     first = submit(inbox)
     inbox.put(Cancel(first.key))
@@ -108,7 +108,7 @@ def test_prompt_tokens_that_wait_are_bounded() -> None:
 
 
 def test_a_refused_request_reserves_nothing() -> None:
-    """Neither a place nor prompt tokens of what was refused are counted."""
+    """Refused requests count neither a place nor prompt tokens."""
     inbox = Inbox(2, 10)
     kept = submit(inbox, "x" * 9)
     for _ in range(3):
@@ -147,7 +147,7 @@ def test_a_closed_inbox_refuses_requests_and_nothing_else() -> None:
 
 
 def test_commands_are_never_lost_to_a_full_queue() -> None:
-    """Where no request has room, cancels and stops still get through."""
+    """If no request has room, cancels and stops still get through."""
     inbox = Inbox(1)
     kept = submit(inbox)
     with pytest.raises(QueueFull):
@@ -225,7 +225,7 @@ def test_what_another_front_has_accepted_finds_room() -> None:
 
 
 class Line:
-    """An inbox with room for one request, the requests that wait in its line, and what became of their waits."""
+    """An inbox with room for one request, the requests that wait in its line, and the outcomes of their waits."""
 
     def __init__(self, inbox: Inbox | None = None) -> None:
         self.inbox = Inbox(1) if inbox is None else inbox
@@ -328,7 +328,7 @@ def test_a_new_deadline_wakes_the_thread_that_waits() -> None:
 
 
 def test_closing_refuses_the_line() -> None:
-    """With `EngineStopped`, at once, and for good; what was accepted stays."""
+    """With `EngineStopped`, at once, and for good; accepted requests stay."""
     line = Line()
     requests = [line.submit(timeout_s=5) for _ in range(2)]
     line.inbox.close()
@@ -341,7 +341,7 @@ def test_closing_refuses_the_line() -> None:
 
 
 def test_larger_bounds_serve_the_line() -> None:
-    """Of a worker or of replicas that have more slots than those before."""
+    """Of a worker or of replicas with more slots than before."""
     line = Line()
     requests = [line.submit() for _ in range(3)]
     line.inbox.set_bounds(3, None)
@@ -393,7 +393,7 @@ def test_a_place_that_becomes_free_goes_to_the_tenant_below_its_share() -> None:
 
 @pytest.mark.parametrize("tenant", ["", "a"])
 def test_a_tenant_without_others_uses_the_whole_queue(tenant: str) -> None:
-    """Requests without a tenant, and the one tenant that there is, are bounded by the queue alone."""
+    """Requests without a tenant, and a single tenant, are bounded by the queue alone."""
     inbox = Inbox(8)
     inbox.expect_tenants([tenant])
     assert fill(inbox, tenant) == (
@@ -468,7 +468,7 @@ def test_queued_tokens_are_shared_by_tenants() -> None:
 
 
 def test_tenants_in_the_line_take_turns() -> None:
-    """Three requests of one tenant that came first are not all accepted before one of another tenant."""
+    """Three earlier requests of one tenant are not all accepted before a request of another tenant."""
     line = Line()
     waiting = [line.submit(tenant=tenant) for tenant in ("a", "a", "a", "b", "", "b")]
     keys = [request.key for request in waiting]

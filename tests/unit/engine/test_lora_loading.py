@@ -105,7 +105,7 @@ def test_an_unloaded_adapter_is_gone(engine: EngineClient, files: list[str]) -> 
 def test_a_name_that_is_loaded_again_shares_nothing_with_the_earlier_file(
     engine: EngineClient, files: list[str]
 ) -> None:
-    """What was cached of the first file is dropped, and the output is that of the second."""
+    """Cached prefixes of the first file are dropped, and the output is the second's."""
     engine.load_lora("b", files[1])
     other = generate(engine, lora={"b": 1.0})[0]
     engine.load_lora("a", files[0])
@@ -121,7 +121,7 @@ def test_a_name_that_is_loaded_again_shares_nothing_with_the_earlier_file(
 
 
 def test_an_adapter_in_use_is_unloaded_when_its_requests_have_ended(engine: EngineClient, files: list[str]) -> None:
-    """New requests are refused meanwhile; the open ones finish with it."""
+    """New requests are refused meanwhile; open requests finish with it."""
     engine.load_lora("a", files[0])
     expected = generate(engine, lora={"a": 1.0})[0]
     running = start(engine, _FOREVER, lora={"a": 1.0})
@@ -188,7 +188,7 @@ def prepared(engine: EngineClient, *names: str) -> Request:
 def test_a_request_runs_with_the_adapters_of_the_moment_when_it_is_accepted(
     engine: EngineClient, files: list[str]
 ) -> None:
-    """Those that were loaded in place, or again, since it was prepared; one that is gone is named, and the engine goes on."""
+    """Adapters loaded in place, or again, since it was prepared; a missing adapter is named, and the engine goes on."""
     engine.load_lora("b", files[1])
     expected = generate(engine, lora={"b": 1.0})[0]
     engine.load_lora("a", files[0])
@@ -257,7 +257,7 @@ def test_what_is_no_adapter_is_refused_and_its_name_stays_free(engine: EngineCli
 
 
 def test_a_name_that_looks_like_a_key_names_its_own_adapter(engine: EngineClient, files: list[str]) -> None:
-    """Keys of later loads are no names, and never those of another adapter."""
+    """Keys of later loads are no names, and never another adapter's keys."""
     engine.load_lora("a", files[0])
     engine.unload_lora("a")
     engine.load_lora("a", files[1])
@@ -321,7 +321,7 @@ def kill(engine: WorkerEngine) -> None:
 
 
 def test_a_request_goes_on_with_its_adapter_in_the_next_worker(mortal: WorkerEngine, files: list[str]) -> None:
-    """The next worker loads what was loaded, by the keys of the moment, and nothing that was unloaded."""
+    """The next worker loads the current adapters, by their current keys, and no unloaded adapter."""
     mortal.load_lora("a", files[0])
     mortal.unload_lora("a")
     mortal.load_lora("a", files[1])
@@ -361,7 +361,7 @@ def test_an_adapter_whose_file_is_gone_fails_its_requests_and_no_others(
 
 
 def test_loads_and_unloads_wait_for_the_next_worker(mortal: WorkerEngine, files: list[str]) -> None:
-    """As if the one before had not died."""
+    """As if the last worker had not died."""
     for _ in range(3):
         kill(mortal)
         mortal.load_lora("a", files[0])

@@ -1,4 +1,4 @@
-"""What becomes of engines without any reference."""
+"""The end of engines without any reference."""
 
 from __future__ import annotations
 

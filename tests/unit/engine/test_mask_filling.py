@@ -63,7 +63,7 @@ def test_a_fill_that_exits_fails_its_slot_and_keeps_the_thread() -> None:
 
 
 def test_finishing_has_one_deadline_for_all_masks(own: Own) -> None:
-    """Not one for each, and what no thread has begun is left out."""
+    """Not a thread for each, and unbegun masks are left out."""
     filler = MaskFiller(8, 32)
     late: list[int] = []
     stuck = [own.fill_mask] * filler._num_threads
@@ -77,7 +77,7 @@ def test_finishing_has_one_deadline_for_all_masks(own: Own) -> None:
 
 
 def test_a_pass_and_its_masks_share_one_deadline(own: Own, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mask that hangs costs the time limit once; what the pass raised is raised."""
+    """A mask that hangs costs the time limit once; the exception of the pass is raised."""
     monkeypatch.setattr(llama_backend, "_MASK_TIMEOUT_S", 2.0)
 
     def step(*, mask_timeout_s: float, **_: Any) -> None:
@@ -116,7 +116,7 @@ class SlowAlongDrafts(Own):
 
 
 def test_drafts_whose_masks_take_long_are_left_out_of_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pass begins without them, with what is left of the time limit; no more masks are filled along them."""
+    """The pass begins without them, after the rest of the time limit; no more masks are filled along them."""
     monkeypatch.setattr(llama_backend, "_MASK_TIMEOUT_S", 2.0)
     constraint = SlowAlongDrafts()
     given: list[Any] = []
@@ -142,7 +142,7 @@ def test_drafts_whose_masks_take_long_are_left_out_of_the_pass(monkeypatch: pyte
 
 
 def test_a_constraint_whose_mask_is_still_being_filled_is_not_used_again(own: Own) -> None:
-    """The engine runs a pass that failed again, without its rows whose constraints are in use."""
+    """The engine runs a pass that failed again, without its rows with constraints in use."""
     sampler = sampler_of(own)
     filler = MaskFiller(1, 32)
     jobs = filler.begin([([sampler.fill_mask], 1)])
@@ -180,7 +180,7 @@ def test_tokens_before_the_one_at_which_a_constraint_raises_are_kept() -> None:
     ("error", "is_kept"), [(SamplingError("nothing is left"), False), (DecodeError("not taken back"), True)]
 )
 def test_behind_the_end_of_a_grammar_only_draws_may_fail(error: PacelineError, *, is_kept: bool) -> None:
-    """What was drawn along drafts beyond the end does not count; that the memory is not what it was does."""
+    """Draws along drafts beyond the end do not count; the changed memory does."""
     params = SimpleNamespace(grammar="root ::= [a]", grammar_lazy=False)
     sampler = SimpleNamespace(is_eog=lambda _: False, params=params, is_complete=True)
     output = ConstrainedSampler(sampler, None).settle(RowOutput((6,), error=error))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Prompts of segments: where the cells of images are, and what stands around them."""
+"""Prompts of segments: the cells of images, and the tokens around them."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_token_ids_and_segments_with_an_image_are_one_input(texts: Any, is_singl
 
 
 def test_items_of_a_request_start_where_its_texts_are_joined() -> None:
-    """What was put together is taken as it is, and its length counts its cells."""
+    """A prepared prompt is taken unchanged, and its length counts its cells."""
     found = to_embed("ab", ["c", ONE, "d"], [5, 6], [OTHER, "e"])
     assert [len(item) for item in found] == [2, 19, 2, 18]
     assert to_embed(*found) == found

@@ -1,4 +1,4 @@
-"""What is chosen to make a model fit, on devices whose memory is made up."""
+"""The choices that make a model fit, on devices with made-up memory."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ FIXED = replace(FREE_CHOICE, chooses_ctx=False, chooses_slots=False, chooses_lay
 
 
 def test_what_fits_is_left_as_it_is() -> None:
-    """Plenty of memory: what was wanted."""
+    """Plenty of memory: the requested values."""
     assert fit_memory(host(64 * GIB), WANTED, FREE_CHOICE).choice == WANTED
 
 
 def test_one_long_sequence_gets_cells_if_what_was_wanted_fits() -> None:
-    """As many as keep the margin; nothing else is chosen for them, and not where cells were given or memory is short."""
+    """As many as keep the margin; nothing else is chosen for them, and not if cells were given or memory is short."""
     rules = replace(FREE_CHOICE, sequence_cells=100_000, chooses_repack=True)
     assert fit_memory(host(64 * GIB), WANTED, rules).choice == replace(WANTED, n_ctx=100_000)
     found = fit_memory(host(4 * GIB), WANTED, rules).choice
@@ -97,7 +97,7 @@ def test_mapped_weights_may_exceed_the_memory() -> None:
 
 
 def packed(free: int) -> Any:
-    """Return a measure of a model on the CPU whose weights are packed, unless they stay mapped."""
+    """Return a measure of a model on the CPU with packed weights, unless they stay mapped."""
 
     def measure(choice: MemoryChoice) -> MemoryEstimate:
         return host(free, mapped=choice.no_repack)(choice)
@@ -106,7 +106,7 @@ def packed(free: int) -> Any:
 
 
 def test_weights_that_do_not_fit_packed_stay_mapped() -> None:
-    """Where it may be chosen: rather than fewer cells, or a refusal."""
+    """If it may be chosen: rather than fewer cells, or a refusal."""
     rules = replace(FREE_CHOICE, chooses_repack=True)
     assert fit_memory(packed(64 * GIB), WANTED, rules).choice == WANTED
     found = fit_memory(packed(6 * GIB), WANTED, rules)
@@ -137,7 +137,7 @@ def test_a_target_replaces_the_margin() -> None:
 
 
 def test_no_fewer_cells_than_the_least_are_chosen() -> None:
-    """Where these do not keep the margin, they are taken without one."""
+    """If these do not keep the margin, they are taken without a margin."""
     found = fit_memory(host(400 * MIB), WANTED, replace(FREE_CHOICE, chooses_slots=False, least_ctx=4096))
     assert found.choice.n_ctx == 4096
     with pytest.raises(NotEnoughMemory):
@@ -152,7 +152,7 @@ def test_slots_are_given_up_where_cells_are_not_enough() -> None:
 
 
 def test_what_was_given_is_not_changed() -> None:
-    """It is refused only where it does not fit at all, with what is needed, what is free and the ways out."""
+    """It is refused only if it does not fit at all, with the needed memory, the free memory and the ways out."""
     assert fit_memory(host(2 * GIB + 200 * MIB), WANTED, FIXED).choice == WANTED
     with pytest.raises(NotEnoughMemory) as error:
         fit_memory(host(2 * GIB), WANTED, FIXED)

@@ -148,7 +148,7 @@ def test_an_interval_set_while_the_request_is_submitted_is_not_lost() -> None:
 
 
 def test_a_channel_that_the_caller_made_serves_one_request() -> None:
-    """It is the one that is returned and fills up; for a second request, and after the end, it is refused before any work."""
+    """It is the returned channel and fills up; for a second request, and after the end, it is refused before any work."""
     door, channel = Door(), StreamChannel.create()
     request, second = door.request(), door.request()
     assert door.router.submit(request, 4, channel) is channel
@@ -165,7 +165,7 @@ def test_a_channel_that_the_caller_made_serves_one_request() -> None:
 
 
 def test_of_two_requests_for_one_channel_at_once_one_has_it() -> None:
-    """The other is refused, and the engine never hears of it."""
+    """The other request is refused, and the engine never hears of it."""
     for _ in range(50):
         door, channel = Door(), StreamChannel.create()
         refused: list[InvalidParams] = []
@@ -299,7 +299,7 @@ def test_a_reader_that_comes_back_after_the_end_wakes_no_engine() -> None:
 
 
 def test_an_embedding_future_that_is_cancelled_cancels_its_request() -> None:
-    """Cancelling the future sets the flag and notifies the engine; what comes afterwards is dropped."""
+    """Cancelling the future sets the flag and notifies the engine; later results are dropped."""
     door = Door()
     request = door.embedding()
     future = door.router.submit_embedding(request)

@@ -71,7 +71,7 @@ def test_namespaces_have_hashes_of_their_own() -> None:
 
 
 def test_the_number_of_prefixes_is_bounded() -> None:
-    """What many sequences share comes first, and what was left out is said."""
+    """Prefixes shared by many sequences come first, and omissions are reported."""
     world = World(eos_every=10**9)
     for prompt in (FIRST, SECOND):
         world.submit(prompt, max_tokens=1)
@@ -100,7 +100,7 @@ def test_prefixes_that_are_not_cached_for_others_are_not_in_it() -> None:
 
 
 def test_in_blocks_a_prompt_is_found_to_within_a_block() -> None:
-    """Also one that leaves a cached one where no other has branched; blocks that several share are there once."""
+    """Also a prompt that leaves a cached prefix at a new branch; blocks that several share are listed once."""
     world = World(eos_every=10**9)
     for prompt in (FIRST, SECOND):
         world.submit(prompt, max_tokens=1)
@@ -112,7 +112,7 @@ def test_in_blocks_a_prompt_is_found_to_within_a_block() -> None:
 
 
 def test_of_blocks_the_longest_prefixes_are_left_out() -> None:
-    """Those before them are of use without them, and not the other way round."""
+    """Earlier blocks are of use without later blocks, and not the other way round."""
     world = World(eos_every=10**9)
     for prompt in (FIRST, SECOND):
         world.submit(prompt, max_tokens=1)
@@ -132,7 +132,7 @@ def test_where_a_checkpoint_is_needed_blocks_without_one_are_not_cached(kind: st
 
 
 def test_a_walk_over_many_nodes_ends_early() -> None:
-    """Where few nodes are cached, the time of a tick is not spent on the others; what was left out is said."""
+    """If few nodes are cached, the time of a tick is not spent on the others; omissions are reported."""
     world = World(kind="compressed", num_cells=10_000, limits={"host_bytes": 0, "num_slots": 20}, eos_every=10**9)
     for number in range(20):
         world.submit([*HEAD, 1000 + number], max_tokens=50)

@@ -138,7 +138,7 @@ def test_a_prefix_that_does_not_fit_into_host_memory_is_not_read(tmp_path: Path)
 def test_lengths_are_compared_with_the_file_before_anything_is_read(
     files: StateFiles, tmp_path: Path, promised: int
 ) -> None:
-    """In a sparse file, whose zeros would be read as the rest of a state."""
+    """In a sparse file, with zeros that would be read as the rest of a state."""
     files.write("p", IDS, RANGES)
     data = bytearray((tmp_path / "p").read_bytes())
     data[16:24] = struct.pack("<Q", promised)

@@ -1,4 +1,4 @@
-"""The progress of a list: where its bar is shown, and the calls of a function."""
+"""The progress of a list: the places that show its bar, and the calls of a function."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_notebook_gets_few_pictures_of_many_prompts(pictures: list[Picture]) -
 def test_without_the_wish_or_a_place_nothing_is_shown(
     pictures: list[Picture], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In a notebook, in IPython's shell without a terminal, and in a program whose stderr is a file."""
+    """In a notebook, in IPython's shell without a terminal, and in a program with stderr in a file."""
     with progress_bar(3, False) as advance:
         advance()
     monkeypatch.setattr(builtins, "get_ipython", object)

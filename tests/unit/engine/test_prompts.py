@@ -1,4 +1,4 @@
-"""Prompts: what is one, what is a list of them, and how too long ones are cut."""
+"""Prompts: a single prompt, a list of prompts, and cutting of too long prompts."""
 
 from __future__ import annotations
 
@@ -131,13 +131,13 @@ def test_the_advice_about_a_long_prompt_works(num_tokens: int, n_ctx_train: int,
 
 @pytest.mark.parametrize(("max_tokens", "room"), [(10, 90), (0, 100), (256, 50), (None, 50), (50, 50), (51, 50)])
 def test_truncation_leaves_room_for_the_completion(max_tokens: int | None, room: int) -> None:
-    """For max_tokens, or half of the positions where that is more or unknown."""
+    """For max_tokens, or half of the positions if that is more or unknown."""
     assert len(fit(1000, 100, max_tokens=max_tokens, truncate="left")) == room
 
 
 @pytest.mark.parametrize("num_tokens", [1, 90, 91, 100])
 def test_a_prompt_that_fits_is_not_cut(num_tokens: int) -> None:
-    """It stays whole even where it leaves less room than max_tokens."""
+    """It stays whole even if it leaves less room than max_tokens."""
     assert fit(num_tokens, 100, max_tokens=10, truncate="left") == list(range(num_tokens))
 
 

@@ -1,4 +1,4 @@
-"""What a new question to an engine costs: a function, and the code that asks."""
+"""The cost of a new query to an engine: a function, and the calling code."""
 
 from __future__ import annotations
 

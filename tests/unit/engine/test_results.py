@@ -1,4 +1,4 @@
-"""What callers get: completions out of chunks, outcomes of lists, vectors, scores."""
+"""Results for callers: completions out of chunks, outcomes of lists, vectors, scores."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_chunks_become_a_completion() -> None:
 
 
 def test_an_error_of_a_choice_is_raised() -> None:
-    """What failed is raised; what there was until then is still in the choices."""
+    """A failure is raised; the text until then is still in the choices."""
     failed = completion(error=DecodeError("broken"))
     with pytest.raises(DecodeError, match="broken"):
         failed.raise_for_error()
@@ -45,7 +45,7 @@ def test_an_error_of_a_choice_is_raised() -> None:
 
 
 def test_a_completion_has_the_fields_of_its_first_choice() -> None:
-    """What ended it and why it failed are there as well."""
+    """The end and the reason of a failure are included as well."""
     error = DecodeError("broken")
     chunks = [
         StreamChunk(index=0, finish_reason=FinishReason.STOP, stop=9, stop_token_ids=(9,)),
@@ -111,6 +111,6 @@ def test_vectors_are_stacked_and_normalised_as_asked() -> None:
 
 
 def test_scores_are_best_first_with_their_places() -> None:
-    """Of equal ones the earlier stands first."""
+    """Of equal results the earlier comes first."""
     found = scores([[0.5], [2.0], [0.5], [-1.0]])
     assert [(score.index, score.score) for score in found] == [(1, 2.0), (0, 0.5), (2, 0.5), (3, -1.0)]

@@ -106,7 +106,7 @@ def test_consume_delivers_everything_and_the_terminal_chunk_after_a_cancel() -> 
 
 
 def test_a_cancelled_request_in_the_queue_is_retired_without_a_pass() -> None:
-    """What is cancelled before it has a slot ends without being computed."""
+    """A request that is cancelled before it has a slot ends without being computed."""
     with Running(num_slots=1) as engine:
         engine.hold()
         first = engine.submit("first", max_tokens=3)
@@ -211,7 +211,7 @@ def test_an_error_that_is_not_ours_ends_a_stream_and_not_the_thread() -> None:
 
 
 def test_a_row_that_cannot_be_drawn_ends_alone() -> None:
-    """An error of one draw ends that stream with what it had until then."""
+    """An error of one draw ends that stream with its text until then."""
     with Running() as engine:
         bad = engine.request("bad", max_tokens=30, ignore_eos=True)
         engine.faults.undrawable.add(bad.key)
@@ -269,7 +269,7 @@ def test_what_ended_before_its_turn_is_not_computed() -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_the_end_of_the_thread_ends_every_stream() -> None:
-    """Where even failing fails, readers still get their terminal chunk, and submit is refused."""
+    """If even failing fails, readers still get their terminal chunk, and submit is refused."""
     engine = Running()
     engine.hold()
     channel, vectors = engine.submit("hello"), engine.embed("text")
@@ -335,7 +335,7 @@ def test_shutdown_wakes_readers_that_are_parked() -> None:
 
 
 def test_a_drain_that_takes_too_long_ends_the_rest() -> None:
-    """After timeout_s what is left ends with SHUTDOWN; no caller waits for ever."""
+    """After timeout_s remaining requests end with SHUTDOWN; no caller waits for ever."""
     engine = Running(num_slots=1, eos_every=10**9)
     engine.hold()
     channel = engine.submit("for ever", max_tokens=None)
@@ -500,7 +500,7 @@ def test_an_embedding_that_is_cancelled_raises_nothing_anywhere() -> None:
 
 
 def test_an_error_within_an_ending_leaves_no_request_behind(caplog: pytest.LogCaptureFixture) -> None:
-    """Even where requests cannot be ended in order, every stream ends, memory is emptied, and the engine goes on."""
+    """Even if requests cannot be ended in order, every stream ends, memory is emptied, and the engine goes on."""
     with Running() as engine:
 
         def broken(*_: Any, **__: Any) -> Any:

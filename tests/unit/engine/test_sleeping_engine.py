@@ -1,4 +1,4 @@
-"""Engines whose worker is stopped while idle: real processes on the fake backend."""
+"""Engines with a worker that is stopped while idle: real processes on the fake backend."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHORT_S = 0.05
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker on a busy machine has time to report what it did."""
+    """A worker on a busy machine has time to report its work."""
     monkeypatch.setattr(worker_engine, "_STATS_S", 60.0)
 
 
@@ -42,7 +42,7 @@ def until_asleep(one: WorkerEngine) -> None:
 
 
 def test_an_idle_worker_is_let_go_and_the_next_request_starts_another() -> None:
-    """The process is gone, its memory with it; what is generated afterwards is what always is, and nothing counts as a crash."""
+    """The process is gone, its memory with it; later output is as usual, and nothing counts as a crash."""
     with engine(sleep_idle_s=SHORT_S) as one:
         pid = one.worker_pid
         assert pid is not None
@@ -69,7 +69,7 @@ def test_what_a_worker_did_still_counts_when_it_was_let_go() -> None:
 
 
 def test_questions_do_not_wake_it() -> None:
-    """Metrics, slots and heartbeats of a sleeping engine are those of an idle one."""
+    """Metrics, slots and heartbeats of a sleeping engine equal those of an idle engine."""
     with engine(sleep_idle_s=SHORT_S) as one:
         until_asleep(one)
         one.stats()

@@ -75,7 +75,7 @@ def test_a_request_without_a_slot_is_counted_as_waiting() -> None:
 
 
 def test_a_slot_whose_reader_is_slow_is_shown_as_paused() -> None:
-    """The slot also shows what it had computed."""
+    """The slot also shows its computed tokens."""
     world = World(eos_every=10**9)
     outcome = world.submit("abc", max_tokens=None)
     world.tick(3)

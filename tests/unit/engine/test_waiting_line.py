@@ -125,7 +125,7 @@ def test_a_wait_counts_in_the_time_in_the_queue(engine: EngineClient) -> None:
 
 
 def ending(chunks: list[StreamChunk]) -> list[Any]:
-    """Return what a stream said, without times."""
+    """Return the text of a stream, without times."""
     return [
         (chunk.choice, chunk.text, chunk.token_ids, chunk.finish_reason, type(chunk.error), chunk.usage is None)
         for chunk in chunks

@@ -1,4 +1,4 @@
-"""A world for tests of prefix caching: what was computed, shared, evicted and preempted in it, and what saving takes."""
+"""A world for tests of prefix caching: its computed, shared, evicted and preempted tokens, and the cost of saving."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOKEN_BYTES = 8  # of the fake's saved tokens
 
 
 class Recorder(Instrument):
-    """Records what the scheduler reports of memory."""
+    """Records the scheduler's reports of memory."""
 
     def __init__(self) -> None:
         self.computed: Counter[int] = Counter()
@@ -77,7 +77,7 @@ class Rig(World):
         return [(count, source) for k, c, count, source in self.recorder.shared if (k, c) == (key, choice)]
 
     def check_output_as_alone(self, *outcomes: Outcome) -> None:
-        """Each ended by itself, with what the same request gives in a world of its own."""
+        """Each ended by itself, with the output of the same request in a world of its own."""
         for outcome in outcomes:
             request = outcome.request
             options: dict[str, Any] = {"max_tokens": request.params.max_tokens, "n": request.params.n}
@@ -123,7 +123,7 @@ def slow_saves(world: Rig, monkeypatch: pytest.MonkeyPatch, token_s: float = 0.0
 
 
 def learn_to_save(world: Rig) -> None:
-    """Now it is known what that takes."""
+    """Let it learn the cost of saving."""
     world.ask(text(40, 99))
     world.export(text(40, 99))
     world.run()

@@ -23,7 +23,7 @@ def sequences(*prompts: str, n: int = 1) -> tuple[World, list[Sequence]]:
 
 
 def test_the_lowest_free_id_goes_first() -> None:
-    """Ids come in order, and one that was given back comes before those never taken."""
+    """Ids come in order, and a returned id comes before those never taken."""
     ids = SeqIds(4)
     assert [ids.allocate() for _ in range(3)] == [0, 1, 2]
     ids.release(1)
@@ -49,7 +49,7 @@ def test_taken_and_free_ids_are_all_of_them(takes: list[bool]) -> None:
 
 
 def test_a_waiting_sequence_keeps_its_turn() -> None:
-    """A preempted sequence comes before all that arrived later; what is not there is discarded without a word."""
+    """A preempted sequence comes before all later arrivals; a missing sequence is discarded silently."""
     _, (first, second, third) = sequences("a", "b", "c")
     waiting = WaitingQueue()
     for item in (third, first):
@@ -62,7 +62,7 @@ def test_a_waiting_sequence_keeps_its_turn() -> None:
 
 
 def test_iterating_while_it_changes_is_safe() -> None:
-    """Admission takes out what it walks over."""
+    """Admission takes out the sequences it walks over."""
     _, all_of_them = sequences("a", "b", "c")
     waiting = WaitingQueue()
     for item in all_of_them:
@@ -73,7 +73,7 @@ def test_iterating_while_it_changes_is_safe() -> None:
 
 
 def test_a_slot_is_taken_and_freed() -> None:
-    """The lowest free one first; what is freed can be taken again."""
+    """The lowest free slot first; freed slots can be taken again."""
     _, (one, other, third) = sequences("hello", "world", "third")
     slots = Slots(8)
     assert [slots.allocate(sequence, 5, 0.0) for sequence in (one, other, third)] == [0, 1, 2]

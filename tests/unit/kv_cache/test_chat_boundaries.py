@@ -1,4 +1,4 @@
-"""Checkpoints where messages of a chat end: what a load of conversations computes, in tokens."""
+"""Checkpoints at ends of messages of a chat: the cost of a load of conversations, in tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def message(role: int, content: list[int]) -> list[int]:
 
 @dataclass
 class Chat:
-    """A conversation whose prompts ask for thinking, which the later ones leave out, as templates do."""
+    """A conversation with prompts that ask for thinking, which later prompts leave out, as templates do."""
 
     tokens: list[int]
     thinks: bool = False
@@ -53,7 +53,7 @@ def test_a_system_prompt_is_shared_from_the_second_conversation_on(kind: str) ->
 @pytest.mark.parametrize("kind", UNCUT)
 @pytest.mark.parametrize("thinks", [False, True])
 def test_the_next_turn_computes_what_is_new_though_thinking_is_left_out(kind: str, thinks: bool) -> None:
-    """Its prompt parts from the last one before the header of the reply, or behind the reply where nothing is left out."""
+    """Its prompt differs from the last before the header of the reply, or after the reply if nothing is left out."""
     world = Rig(kind=kind)
     chat = Chat(message(0, text(200, 1)), thinks)
     chat.ask(world, text(50, 2))
@@ -68,7 +68,7 @@ def test_the_next_turn_computes_what_is_new_though_thinking_is_left_out(kind: st
 
 @pytest.mark.parametrize("kind", ["sliding_window", "hybrid"])
 def test_a_prompt_stops_a_few_times_only(kind: str) -> None:
-    """A long conversation that is new has a place at its end, one where each twice as long beginning ends, and regular ones."""
+    """A long new conversation has a place at its end, a place at each twice as long beginning, and regular places."""
     world = Rig(
         kind=kind, num_cells=8192, limits={"num_slots": 1, "max_positions": 8192, "chunk_size": 8192, "n_batch": 8192}
     )
@@ -99,7 +99,7 @@ def test_the_same_prompt_again_computes_the_header_of_its_reply(kind: str) -> No
 def test_a_load_of_conversations_computes_little_twice(kind: str) -> None:
     """8 chats on each of 3 system prompts, 4 turns, in random order, half of them with thinking that is left out later.
 
-    Of memory that can be cut the same load computes what no earlier prompt or reply has, and of others little more.
+    With memory that can be cut the same load computes only new tokens of prompts and replies; with others little more.
     """
     chosen = random.Random(7)
     world = Rig(kind=kind, num_cells=16384, limits={"max_positions": 8192, "host_bytes": 10_000_000})

@@ -1,4 +1,4 @@
-"""Where a running sequence stops because others ask for it."""
+"""Places at which a running sequence stops because others ask for it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def places() -> tuple[CheckpointPlaces, Any]:
 
 
 def stops(found: CheckpointPlaces, sequence: Any) -> list[int]:
-    """Where passes end, one after the other."""
+    """Return the ends of passes in order."""
     ends = []
     while (left := found.tokens_left(sequence)) is not None:
         sequence.num_computed_tokens += left
@@ -35,7 +35,7 @@ def stops(found: CheckpointPlaces, sequence: Any) -> list[int]:
 
 
 def test_no_place_lies_within_a_media_item() -> None:
-    """One that would is moved to where the item begins, or behind it where nothing else is left."""
+    """Such a place is moved to the start of the item, or after it if nothing else is left."""
     found, sequence = places()
     sequence.layout = PromptLayout([MediaItem(500, 100, 9, b"x"), MediaItem(1990, 4, 2, b"y")])
     cost: Any = SimpleNamespace(seconds=lambda num_tokens, num_cells: 1e-3 * num_tokens)
@@ -66,7 +66,7 @@ def test_many_places_close_to_each_other_do_not_make_passes_of_a_token() -> None
 
 
 def test_a_place_is_never_behind_the_sequence() -> None:
-    """What it has reached is not asked for again, however places are rounded."""
+    """A reached place is not asked for again, however places are rounded."""
     found, sequence = places()
     sequence.num_computed_tokens = 970
     for end in range(1000, 970, -1):

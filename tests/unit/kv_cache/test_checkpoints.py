@@ -1,4 +1,4 @@
-"""Memory that cannot be cut: where its checkpoints are, how many, and what starts from them."""
+"""Memory that cannot be cut: its checkpoints, their number, and the sequences that start from them."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_place_where_prompts_were_seen_to_branch_has_a_checkpoint(kind: str) -
 
 @pytest.mark.parametrize("kind", UNCUT)
 def test_long_prompts_have_checkpoints_at_intervals(kind: str) -> None:
-    """A prompt that branches off where none did before starts from the last of them before its own."""
+    """A prompt with a new branch starts from the last of them before its own."""
     world = Rig(kind=kind, num_cells=8192, limits={"host_bytes": 10_000_000})
     world.ask(text(100, 2))  # what a state takes is known then
     world.ask(text(3000))
@@ -126,7 +126,7 @@ def test_long_prompts_have_checkpoints_at_intervals(kind: str) -> None:
 
 
 def test_the_first_long_prompt_has_few_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a state takes is not known yet."""
+    """The cost of a state is not known yet."""
     world = Rig(kind="hybrid", num_cells=16384, limits={"host_bytes": 10_000_000})
     done = operations_of(world, monkeypatch)
     world.ask(text(6000))
@@ -134,7 +134,7 @@ def test_the_first_long_prompt_has_few_checkpoints(monkeypatch: pytest.MonkeyPat
 
 
 def test_states_that_take_long_to_save_have_checkpoints_far_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Saving takes at most a fiftieth of computing, but for those before a prompt's last token and at its end."""
+    """Saving takes at most a fiftieth of computing, except before a prompt's last token and at its end."""
     world = Rig(kind="hybrid", num_cells=16384, limits={"host_bytes": 10_000_000}, cost=FakeCost(saved_state_s=0.03))
     world.ask(text(100, 1))  # learns what saving takes, and computing: 0.001 s a token
     world.ask(text(100, 2))
@@ -154,7 +154,7 @@ def test_large_states_fill_an_eighth_of_host_memory(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("kind", UNCUT)
 def test_forks_of_a_running_conversation_start_where_it_is(kind: str) -> None:
-    """With all that it has generated, by a copy; from an earlier place where it has gone on since."""
+    """With all of its generated tokens, by a copy; from an earlier place if it has gone on since."""
     world = Rig(kind=kind, limits={"num_slots": 5})
     source = world.begin(text(600), 40)
     while len(source.token_ids()) < 15:
@@ -196,7 +196,7 @@ def test_the_cells_of_a_running_sequence_are_shared_beneath_a_checkpoint(
 
 @pytest.mark.parametrize("kind", STATES)
 def test_later_turns_save_the_cells_that_are_new(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What host memory has of a conversation is not saved again at the end of its next turn."""
+    """The part of a conversation in host memory is not saved again at the end of its next turn."""
     world = Rig(kind=kind)
     done = operations_of(world, monkeypatch)
     first = world.ask(text(100), 10)
@@ -244,7 +244,7 @@ def test_a_checkpoint_whose_cells_are_gone_is_passed_over(kind: str, monkeypatch
 
 @pytest.mark.parametrize("kind", UNCUT)
 def test_a_prompt_that_is_paused_or_ends_is_not_waited_for(kind: str) -> None:
-    """Those that waited for it begin, and compute their prefix once among them."""
+    """Sequences that waited for it begin, and compute their prefix once among them."""
     world = Rig(kind=kind, limits={"chunk_size": 64, "num_slots": 3})
     first = world.begin([*text(600), 1], 5)
     world.tick(2)

@@ -1,4 +1,4 @@
-"""What goes out of memory to a file: all of it, a part a tick, whatever happens meanwhile."""
+"""Exports from memory to a file: all of it, a part a tick, whatever happens meanwhile."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def hashes(states: list[FakeState]) -> list[int]:
 
 
 def computed(token_ids: list[int]) -> list[int]:
-    """What a memory holds that has computed them."""
+    """Return the tokens that a memory holds after computing them."""
     memory = FakeMemory(len(token_ids), 1, "attention", 1)
     memory.append(0, 0, token_ids)
     return memory.hashes(0)
@@ -41,7 +41,7 @@ def computed(token_ids: list[int]) -> list[int]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_idle_engine_exports_everything_at_once(kind: str) -> None:
-    """Of what can be saved in parts all that was computed; of whole states the longest."""
+    """With memory saved in parts all computed tokens; with whole states the longest."""
     world = Rig(kind=kind)
     world.ask(text(700), 5)
     key = world.export(text(700))
@@ -76,7 +76,7 @@ def test_a_long_prefix_is_exported_in_parts_while_another_request_generates(monk
 
 
 def test_a_prompt_that_is_being_computed_is_not_waited_for() -> None:
-    """What was there when the export was asked for goes out."""
+    """The prefix at the time of the request for the export goes out."""
     world = Rig(limits={"chunk_size": 100})
     (sequence,) = world.begin(text(1000), 3).request.sequences
     world.tick(2)
@@ -138,7 +138,7 @@ def test_a_prefix_that_leaves_the_device_meanwhile_is_exported_nevertheless(monk
 
 
 def test_a_range_that_was_saved_with_more_than_is_wanted_goes_out_as_it_is_wanted() -> None:
-    """Saved ranges cannot be cut, so what is on the device is saved once more."""
+    """Saved ranges cannot be cut, so the part on the device is saved once more."""
     world = Rig()
     world.ask(text(300))
     world.export(text(300))
@@ -155,7 +155,7 @@ def test_a_range_that_was_saved_with_more_than_is_wanted_goes_out_as_it_is_wante
 @pytest.mark.parametrize(("length", "parting"), [(700, 600), (300, 120), (1400, 1030), (1100, 30)])
 @pytest.mark.parametrize("kind", ["attention", *STATES])
 def test_a_prompt_that_parts_within_a_saved_block_is_exported_whole(kind: str, length: int, parting: int) -> None:
-    """A part is cut from the block that another prompt left in host memory; it comes in elsewhere, and the other goes out too."""
+    """A part is cut from another prompt's block in host memory; it is loaded elsewhere, and the other goes out too."""
     world, elsewhere = Rig(kind=kind, num_cells=8192), Rig(kind=kind)
     prompt, other = text(length), [*text(length)[:parting], *text(90, 9)]
     num_last = 0 if kind == "attention" else 1  # of states the one before the last token goes out
@@ -177,7 +177,7 @@ def test_a_prompt_that_parts_within_a_saved_block_is_exported_whole(kind: str, l
 
 @pytest.mark.parametrize("kind", STATES)
 def test_a_block_that_cannot_be_cut_goes_out_up_to_it(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a prompt whose cells before its state cannot be had nothing goes out; no one waits for it."""
+    """Of a prompt with a state but without its cells nothing goes out; no one waits for it."""
     world = Rig(kind=kind)
     world.ask(text(300))
     other = [*text(300)[:120], *text(40, 9)]
@@ -196,7 +196,7 @@ def test_a_block_that_cannot_be_cut_goes_out_up_to_it(kind: str, monkeypatch: py
 
 @pytest.mark.parametrize("kind", ["attention", *STATES])
 def test_a_block_for_which_there_are_no_cells_now_is_not_waited_for(kind: str) -> None:
-    """While a request has nearly all cells the export ends, with what there is without cutting."""
+    """While a request has nearly all cells the export ends, with the part that needs no cutting."""
     world = Rig(kind=kind, num_cells=1024, limits={"num_slots": 2})
     world.ask(text(300))
     other = [*text(300)[:120], *text(40, 9)]
@@ -247,7 +247,7 @@ def test_what_went_out_comes_in_elsewhere(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", UNCUT)
 def test_a_prefix_without_a_state_exports_nothing(kind: str) -> None:
-    """Where memory cannot be cut there is no part of a state."""
+    """If memory cannot be cut there is no part of a state."""
     world = Rig(kind=kind)
     world.ask(text(100))
     key = world.export(text(50))

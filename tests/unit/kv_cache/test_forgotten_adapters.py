@@ -1,4 +1,4 @@
-"""What is cached of an adapter that is detached: gone from the device, from host memory, and from what is about to be saved."""
+"""Cached prefixes of a detached adapter: gone from the device, from host memory, and from pending saves."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def detach(world: World, adapter: str, key: int = 10**6) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_of_a_detached_adapter_is_found_again(kind: str) -> None:
-    """Requests with it compute all, requests with others find what they left."""
+    """Requests with it compute all, requests with others find their prefixes."""
     world = world_of(kind)
     sets: list[dict[str, float]] = [{}, {"one": 1.0}, {"two": 1.0}, {"one": 0.5}, {"one": 0.5, "two": 1.0}]
     first = [generated(world, PROMPT, lora=lora) for lora in sets]
@@ -59,7 +59,7 @@ def test_nothing_of_a_detached_adapter_is_found_again(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_host_memory_is_given_back(kind: str) -> None:
-    """All of it where nothing else is cached."""
+    """All of it if nothing else is cached."""
     world = world_of(kind, host_bytes=10**6)
     for number in range(12):
         generated(world, f"{number} {PROMPT * 2}", lora={"one": 1.0})
@@ -83,7 +83,7 @@ def test_what_is_about_to_be_saved_is_not(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_adapters_come_and_go_among_other_requests(kind: str) -> None:
-    """At random, under pressure of cells, with every tick checked: what others generate never changes."""
+    """At random, under pressure of cells, with every tick checked: the others' output never changes."""
     world = World(kind=kind, adapters=("one", "two"), num_cells=260, limits={"num_slots": 3, "host_bytes": 9000})
     chance = random.Random(7)
     expected: dict[tuple[str, str], str] = {}

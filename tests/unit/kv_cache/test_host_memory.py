@@ -1,4 +1,4 @@
-"""What host memory keeps, what comes back from it, and what becomes of requests where a save, a load or a copy fails."""
+"""Contents of host memory, loads from it, and requests with a failing save, load or copy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paceline.testing.fake_backend import FakeState
 def test_a_prefix_that_host_memory_cannot_hold_leaves_the_device_nevertheless(
     budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What does not fit is tried once, and not again in every tick; what fits is the beginning of the prefix."""
+    """A part that does not fit is tried once, and not again in every tick; the fitting part is the beginning of the prefix."""
     world = Rig(strategy="decode_maximal", limits={"host_bytes": budget * TOKEN_BYTES})
     done = operations_of(world, monkeypatch)
     prompt = text(2 * _PIECE)
@@ -80,7 +80,7 @@ def test_the_least_recently_used_leaves_host_memory_first() -> None:
 @pytest.mark.usefixtures("nothing_idle")
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_host_memory_can_never_hold_evicts_nothing(kind: str) -> None:
-    """A state larger than the whole budget is not taken in; what was there stays."""
+    """A state larger than the whole budget is not taken in; existing blocks stay."""
     world = Rig(kind=kind, limits={"host_bytes": 250 * TOKEN_BYTES})
 
     def rest() -> None:
@@ -156,7 +156,7 @@ def test_a_prefix_is_assembled_from_device_and_host() -> None:
 
 
 def test_a_load_has_to_hold_what_was_saved_beside_what_is_there() -> None:
-    """A part of a large saved range is not loaded where the whole of it has no room for a moment, but computed."""
+    """A part of a large saved range is not loaded if the whole of it has no room for a moment, but computed."""
     world = Rig(num_cells=256)
     long = text(200)
     world.ask(long)
@@ -204,7 +204,7 @@ def test_a_prefix_that_cannot_be_loaded_is_computed(kind: str, monkeypatch: pyte
 
 
 def test_a_load_that_fails_before_its_sequence_has_a_row_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether or not the strategy has a row for it in that tick, what was not loaded counts as not computed."""
+    """With and without a row of the strategy in that tick, tokens that were not loaded count as not computed."""
     world = Rig(num_cells=160, strategy="decode_maximal", limits={"n_batch": 2, "chunk_size": 2, "num_slots": 3})
     world.ask(text(100))
     world.ask(text(100, 1))
@@ -218,7 +218,7 @@ def test_a_load_that_fails_before_its_sequence_has_a_row_is_noticed(monkeypatch:
 
 
 def test_a_load_that_fails_is_no_cached_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Usage counts what was really taken from memory."""
+    """Usage counts the tokens really taken from memory."""
     world = Rig(num_cells=128)
     world.ask(text(100))
     world.ask(text(100, 1))
@@ -248,7 +248,7 @@ def test_a_load_that_fails_later_takes_no_cached_token_back(monkeypatch: pytest.
 
 @pytest.mark.parametrize("kind", UNCUT)
 def test_a_state_that_cannot_be_loaded_is_tried_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The request that tried computes its prompt and saves a state in place of that one, from which the next ones start."""
+    """The request that tried computes its prompt and saves a state in place of that one, from which the next requests start."""
     world = Rig(kind=kind)
     world.ask(text(300), 3)
     load_state, broken = world.backend.load_state, []
@@ -297,7 +297,7 @@ def test_cells_that_cannot_be_loaded_are_tried_once(kind: str, monkeypatch: pyte
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_load_that_fails_for_an_ended_request_leaves_no_prefix(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The strategy fails in the very tick in which the load does: what was to be loaded belongs to no sequence."""
+    """The strategy fails in the very tick of the failing load: the tokens to be loaded belong to no sequence."""
     world = Rig(kind=kind, num_cells=160)
     world.ask(text(100))
     world.ask(text(100, 1))

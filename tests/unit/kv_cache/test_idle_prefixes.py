@@ -53,7 +53,7 @@ class KnownCost:
 
 
 class OneStream:
-    """What a dozen prefixes leave on the device while one stream decodes beside them, by what computing and saving take."""
+    """A dozen prefixes on the device beside one decoding stream, by the costs of computing and saving."""
 
     def __init__(self, per_cell_s: float = 0.0, **options: Any) -> None:
         self.world = world = Rig(strategy="decode_maximal", num_seq_ids=20, **options)
@@ -62,7 +62,7 @@ class OneStream:
         world.scheduler.kv_cache.update_idle_limit()
 
     def save_a_few(self) -> None:
-        """Now it is known for sure what that takes."""
+        """Let it learn the cost of saving for sure."""
         for seed in range(4):
             self.world.ask(text(40, 90 + seed))
             self.world.export(text(40, 90 + seed))
@@ -100,7 +100,7 @@ def test_where_saving_is_dear_as_many_idle_cells_stay_as_slow_no_decode_down(
 def test_idle_prefixes_leave_where_saving_takes_less_than_a_fiftieth_of_computing(
     share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever idle cells seem to cost, 256 cost nothing; what left is found again in host memory."""
+    """For any learned cost of idle cells, 256 cost nothing; prefixes that left are found again in host memory."""
     one = OneStream()
     slow_saves(one.world, monkeypatch, share * one.world.scheduler.kv_cache._token_s)
     one.save_a_few()
@@ -114,7 +114,7 @@ def test_idle_prefixes_leave_where_saving_takes_less_than_a_fiftieth_of_computin
 
 @pytest.mark.parametrize(("host_tokens", "is_left"), [(0, True), (1000, True), (5000, False)])
 def test_idle_prefixes_stay_where_host_memory_has_no_room(host_tokens: int, is_left: bool) -> None:
-    """To leave early they evict nothing, and are not lost where there is no host memory."""
+    """To leave early they evict nothing, and are not lost without host memory."""
     one = OneStream(limits={"host_bytes": host_tokens * TOKEN_BYTES})
     num_idle = one.num_idle()
     assert num_idle + one.world.scheduler.kv_cache.host_bytes // TOKEN_BYTES >= 12 * 120
@@ -153,7 +153,7 @@ def many_idle(monkeypatch: pytest.MonkeyPatch, prompts: Many[list[int]], **optio
 
 
 def test_as_many_prefixes_leave_in_a_tick_as_fit_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of them would not be enough where many short requests end."""
+    """A single prefix would not be enough if many short requests end."""
     world, runner = many_idle(monkeypatch, [text(100, seed) for seed in range(12)])
     done = operations_of(world, monkeypatch)
     world.tick(2)
@@ -182,7 +182,7 @@ def test_what_prefixes_share_is_saved_once(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_prefix_that_is_used_while_it_leaves_is_saved_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What host memory has of it may be gone by then, and is saved again."""
+    """The part in host memory may be gone by then, and is saved again."""
     world, runner = many_idle(monkeypatch, [text(300, 1), text(300, 2)])
     limit = [400]
     monkeypatch.setattr(KVCache, "_idle_limit", lambda self: limit[0])
@@ -203,7 +203,7 @@ def test_a_prefix_that_is_used_while_it_leaves_is_saved_later(monkeypatch: pytes
 
 
 def test_where_cells_run_out_one_prefix_goes_at_a_time() -> None:
-    """Also without host memory, where nothing has to be saved of the others."""
+    """Also without host memory, if nothing has to be saved of the others."""
     world = Rig(num_cells=600, num_seq_ids=12, limits={"host_bytes": 0, "num_slots": 2})
     for seed in range(5):
         world.ask(text(99, seed))
@@ -220,7 +220,7 @@ def test_where_cells_run_out_one_prefix_goes_at_a_time() -> None:
 def test_a_request_that_waits_for_cells_gets_them_in_parts_while_another_generates(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A tick saves what fits into a part of it; the paused one keeps its slot, and nothing is computed twice."""
+    """A tick saves for a part of its time; the paused sequence keeps its slot, and nothing is computed twice."""
     world = Rig(num_cells=600, limits={"num_slots": 3})
     counts = slow_saves(world, monkeypatch)
     known = text(200, 1)
@@ -249,7 +249,7 @@ def test_a_request_that_waits_for_cells_gets_them_in_parts_while_another_generat
 
 @pytest.mark.usefixtures("anything_idle")
 def test_without_a_generating_sequence_there_are_no_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where all are paused or waiting, what is in the way goes at once."""
+    """If all are paused or waiting, prefixes in the way are saved at once."""
     world = Rig(num_cells=600)
     counts = slow_saves(world, monkeypatch)
     world.ask(text(200, 1))
@@ -264,7 +264,7 @@ def test_without_a_generating_sequence_there_are_no_parts(monkeypatch: pytest.Mo
 
 @pytest.mark.usefixtures("nothing_idle")
 def test_what_moves_leaves_less_of_a_tick_to_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The strategy is given what is left of the time between two tokens, and at least half of it."""
+    """The strategy is given the rest of the time between two tokens, and at least half of it."""
     targets: list[float] = []
 
     class Asked(DecodeMaximal):

@@ -1,4 +1,4 @@
-"""Prefix caching in the scheduler: which prefixes are shared, who waits for one, and what is computed."""
+"""Prefix caching in the scheduler: shared prefixes, sequences that wait for them, and computed tokens."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_same_prompt_again_computes_one_token(kind: str) -> None:
 
 
 def test_forks_of_a_running_conversation_compute_what_is_new() -> None:
-    """Four that go on from where another just is, its generated tokens included, share with it while it runs."""
+    """Four that continue another at its current end, its generated tokens included, share with it while it runs."""
     world = Rig(limits={"num_slots": 5})
     source = world.begin(text(600), 40)
     while len(source.token_ids()) < 15:
@@ -53,7 +53,7 @@ def test_forks_of_a_running_conversation_compute_what_is_new() -> None:
 
 
 def test_a_new_prompt_looks_only_at_owners_along_its_match() -> None:
-    """What others have generated is not copied for it, however many they are."""
+    """The generated tokens of others are not copied for it, however many they are."""
     world = Rig()
     one, other = world.begin(text(100, 1), 300), world.begin(text(100, 2), 300)
     world.tick(20)
@@ -147,7 +147,7 @@ def test_choices_of_a_request_without_cache_share_among_themselves(kind: str) ->
     [{"cache_salt": "s"}, {"tenant": "t"}, {"lora": (("one", 1.0),)}, {"lora": (("one", 0.5),)}, {"tenant": "s"}],
 )
 def test_salts_tenants_and_adapters_share_nothing(kind: str, other: dict[str, Any]) -> None:
-    """Neither what another namespace has on the device, nor in host memory, nor what runs, nor by waiting for it."""
+    """Nothing of another namespace, on the device, in host memory, running, or by waiting for it."""
     world = Rig(kind=kind, adapters=("one",))
     prompt = text(100)
     plain = world.ask(prompt)
@@ -244,7 +244,7 @@ def too_late(world: Rig, first: Outcome) -> None:
 
 @pytest.mark.parametrize("accident", [cancelled, slow, poisoned, too_late])
 def test_a_broken_promise_blocks_no_request(accident: Callable[[Rig, Outcome], None]) -> None:
-    """Whatever ends the computing request, the waiting one goes on from what is computed."""
+    """For any end of the computing request, the waiting request goes on from the computed part."""
     world, first, second = promised()
     accident(world, first)
     world.run()
@@ -270,7 +270,7 @@ def test_no_request_waits_for_a_paused_one() -> None:
 
 
 def test_a_promiser_that_is_preempted_blocks_no_request() -> None:
-    """A preempted request and the one that waited for it resume one after the other, and both end."""
+    """A preempted request and the request that waited for it resume in turn, and both end."""
     world, first, second = promised(num_cells=230)
     world.pause(first)
     rival = world.begin(text(60, 9), 100, priority=5)
@@ -285,7 +285,7 @@ def test_a_promiser_that_is_preempted_blocks_no_request() -> None:
 
 
 def test_a_promise_ends_where_the_prompt_does() -> None:
-    """A prompt that a running one will perhaps generate is no promise; what differs early is none either."""
+    """A prompt that a running request will perhaps generate is no promise; an early difference is none either."""
     world = Rig(limits={"chunk_size": 16, "n_batch": 32})
     world.begin(text(100), 20)
     longer = world.begin(text(400), 2)

@@ -1,4 +1,4 @@
-"""Too few cells: who is preempted, what is saved before, and how a request goes on."""
+"""Too few cells: the preempted sequence, its saved KV, and its continuation."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_a_scored_prompt_that_was_preempted_is_scored_to_its_end(kind: str) -> N
 
 
 def test_a_long_prompt_does_not_wait_for_its_own_prefix() -> None:
-    """Where the prefix that it continues has to be evicted for it, it waits for the saved copy, and computes little."""
+    """If the prefix that it continues has to be evicted for it, it waits for the saved copy, and computes little."""
     world = Rig(num_cells=200)
     history = text(110)
     world.ask([*history, *text(50, 1)])

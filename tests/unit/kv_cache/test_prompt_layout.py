@@ -1,4 +1,4 @@
-"""Which positions the cells of a prompt have, where it can be cut, and what stands for its media."""
+"""The positions of a prompt's cells, its possible cuts, and the keys of its media."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def layout_of(*parts: Part) -> PromptLayout:
 
 @given(PARTS)
 def test_positions_are_those_counted_one_by_one(parts: list[Part]) -> None:
-    """A token has the next position; the cells of an item the one where it begins; what is generated goes on behind."""
+    """A token has the next position; the cells of an item its first position; generated tokens go on after it."""
     layout, expected = layout_of(*parts), positions_of(*parts)
     assert [layout.position(cell) for cell in range(len(expected))] == expected
     end = len(expected) - 1
@@ -33,7 +33,7 @@ def test_positions_are_those_counted_one_by_one(parts: list[Part]) -> None:
 
 @given(PARTS)
 def test_a_prompt_is_cut_beside_its_items_alone(parts: list[Part]) -> None:
-    """At every place but within an item, and not from one on whose key is too short; a range has at least one item."""
+    """At every place but within an item, and not from an item with too short a key on; a range has at least one item."""
     layout, num_cells = layout_of(*parts), len(positions_of(*parts)) - 1
     within = {cell for item in layout.items for cell in range(item.start + 1, item.end)}
     short = min((item.start for item in layout.items if item.num_cells < MIN_SHARED_CELLS), default=num_cells)

@@ -1,4 +1,4 @@
-"""What cost is expected to take, and how much of it a tick may do."""
+"""The expected cost of transfers, and the share of it that a tick may do."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_saves_and_loads_are_learnt_apart() -> None:
 
 
 def test_saving_is_cheap_at_a_fiftieth_of_computing() -> None:
-    """And for the first four saves, which show what it takes."""
+    """And for the first four saves, which show its cost."""
     cost = TransferCost(0.25)
     assert cost.token_bytes == 0
     for _ in range(4):
@@ -61,7 +61,7 @@ def test_saving_is_cheap_at_a_fiftieth_of_computing() -> None:
 
 @pytest.mark.parametrize("slow", [0, 3, 9])
 def test_a_save_that_takes_ten_times_as_long_does_not_make_saving_dear(slow: int) -> None:
-    """Also where it was the first; where nothing is saved any more it would never be corrected."""
+    """Also if it was the first; without further saves it would never be corrected."""
     cost = TransferCost(0.25)
     for number in range(12):
         moved(cost, save(100), saving_s=1.0 if number == slow else 0.1)
@@ -80,7 +80,7 @@ def test_saving_is_not_cheap_while_it_fails() -> None:
 
 
 def test_a_tick_moves_what_fits_its_share() -> None:
-    """A tenth of the inter-token time where no request waits for it, half where one does, or one may come meanwhile."""
+    """A tenth of the inter-token time if no request waits for it, half if a request does, or may come meanwhile."""
     cost = TransferCost(0.2)
     moved(cost, save(1000), saving_s=0.1)
     assert cost.idle_tokens(is_generating=True) == 200

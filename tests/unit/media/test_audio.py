@@ -1,4 +1,4 @@
-"""Audio of prompts: what is read from headers, and what is refused before anything is decoded."""
+"""Audio of prompts: facts from headers, and refusals before anything is decoded."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_wav_that_was_written_to_a_pipe_goes_on_to_its_end() -> None:
 
 
 def test_an_mp3_may_say_how_much_of_it_is_sound() -> None:
-    """LAME's first frame counts the others, and what encoder and decoder add in front and behind."""
+    """LAME's first frame counts the others, and the padding of encoder and decoder at both ends."""
     found = Audio(lame_frame(39, 576, 1000) + mp3_file(39))
     assert found.num_frames == 39 * MP3_FRAME_SAMPLES - (576 + 529) - (1000 - 529)
     with pytest.raises(InvalidParams, match="says that it has 3900 frames, and it has 40"):
@@ -82,7 +82,7 @@ def test_an_mp3_may_say_how_much_of_it_is_sound() -> None:
 
 
 def test_a_little_between_the_frames_of_an_mp3_is_skipped() -> None:
-    """As decoders do; what is no MP3 beyond that is not searched for frames."""
+    """As decoders do; bytes that are no MP3 beyond that are not searched for frames."""
     assert Audio(mp3_file(20) + bytes(500) + mp3_file(20)).num_frames == 40 * MP3_FRAME_SAMPLES
     assert Audio(mp3_file(40)[:-100]).num_frames == 39 * MP3_FRAME_SAMPLES
     for data in (mp3_file(20) + bytes(100_000) + mp3_file(20), b"ID3\x03\0\0\0\0\0\0" + bytes(100_000)):
@@ -143,7 +143,7 @@ def test_a_wav_without_all_of_its_samples_is_refused() -> None:
     ],
 )
 def test_what_no_model_takes_is_refused(data: bytes, words: str) -> None:
-    """With what it is, or which bound it breaks."""
+    """With its kind, or the bound it breaks."""
     with pytest.raises(InvalidParams, match=words):
         Audio(data)
 
@@ -212,7 +212,7 @@ def test_an_array_is_copied() -> None:
     ],
 )
 def test_what_is_no_audio_is_refused(arguments: tuple[Any, ...], error: type[Exception], words: str) -> None:
-    """With what it was."""
+    """With its kind."""
     with pytest.raises(error, match=words):
         Audio(*arguments)
 

@@ -1,4 +1,4 @@
-"""Images of prompts: what is read from headers, and what is refused before anything is decoded."""
+"""Images of prompts: facts from headers, and refusals before anything is decoded."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_header_that_is_cut_is_refused(whole: bytes) -> None:
     ],
 )
 def test_other_files_are_named(data: bytes, word: str) -> None:
-    """So that the caller knows what to convert."""
+    """So that the caller knows the format to convert."""
     with pytest.raises(InvalidParams, match=word):
         Image(data)
 
@@ -102,7 +102,7 @@ def test_sizes_out_of_bounds_are_refused(width: int, height: int) -> None:
 
 
 def test_damaged_headers_are_refused() -> None:
-    """Of files whose signature is right."""
+    """Of files with the right signature."""
     for data in (
         png(PIXELS).replace(b"IHDR", b"IDAT", 1),
         b"\xff\xd8\xff\xda" + bytes(20),
@@ -136,7 +136,7 @@ def test_an_image_becomes_a_url_again(tmp_path: Path) -> None:
 
 
 def test_arrays_become_rgb() -> None:
-    """Gray and transparent ones too; the array may change afterwards."""
+    """Gray and transparent images too; the array may change afterwards."""
     gray = PIXELS[:, :, 0].copy()
     image = Image(gray)
     before = gray.copy()
@@ -162,7 +162,7 @@ def test_arrays_become_rgb() -> None:
     ],
 )
 def test_what_is_no_image_is_refused(source: Any, error: type[Exception], words: str) -> None:
-    """With what it was."""
+    """With its kind."""
     with pytest.raises(error, match=words):
         Image(source)
 
@@ -193,7 +193,7 @@ def test_a_file_that_is_too_long_is_refused(tmp_path: Path) -> None:
 
 
 class _Pil:
-    """What an image of PIL has, which is not needed to test this."""
+    """The members of PIL's image, which is not needed to test this."""
 
     size = (50, 30)
 
@@ -208,7 +208,7 @@ class _Pil:
 
 
 def test_images_of_pil_become_rgb() -> None:
-    """What PIL cannot read late is the caller's error."""
+    """A late failure of PIL is the caller's error."""
     assert Image(_Pil()).content_hash == Image(PIXELS).content_hash
     with pytest.raises(InvalidParams, match="truncated"):
         Image(_Pil(OSError("image file is truncated")))

@@ -15,7 +15,7 @@ from paceline.model_manager import ModelEntry, PreparedModel
 
 @virtual
 async def test_remove_unloads_and_forgets() -> None:
-    """Those that wait for it get ModelNotFound; a model of that name can be added again."""
+    """Waiting callers get ModelNotFound; a model of that name can be added again."""
     world = LoaderWorld()
     pool = pool_of(world, ModelEntry(name="a", aliases=["x"]))
     waiting = asyncio.create_task(pool.acquire("a"))
@@ -31,7 +31,7 @@ async def test_remove_unloads_and_forgets() -> None:
 
 @virtual
 async def test_update_leaves_alone_what_is_the_same() -> None:
-    """New models are added, missing ones removed, changed ones unloaded."""
+    """New models are added, missing models removed, changed models unloaded."""
     world = LoaderWorld()
     pool = pool_of(world, "a", "b", "c")
     for name in "abc":
@@ -90,7 +90,7 @@ async def test_a_lower_max_loaded_holds_while_a_model_waits_that_it_does_not_hel
 
 @virtual
 async def test_a_lower_memory_budget_holds_while_a_model_waits_that_it_does_not_help() -> None:
-    """An idle model beyond it is unloaded at once, and not kept since the one in use has to go anyway."""
+    """An idle model beyond it is unloaded at once, and not kept since the model in use has to go anyway."""
     world = LoaderWorld(max_bytes=10, a=6, b=2, c=5)
     pool = pool_of(world, *"abc", patience_s=10)
     await hold(pool, "b", 0)
@@ -114,7 +114,7 @@ async def test_a_lower_memory_budget_holds_while_a_model_waits_that_it_does_not_
 async def test_a_budget_holds_for_a_model_that_is_on_its_way_to_its_room(
     seconds: float, state: str, is_user: bool
 ) -> None:
-    """What it needs is planned then, also where it is loaded on startup and none waits for it."""
+    """Its memory is planned then, also if it is loaded on startup and none waits for it."""
     world = LoaderWorld(max_loaded=1 if state == "queued" else None, a=6, b=6)
     pool = pool_of(world, "a", ModelEntry(name="b", load_on_startup=not is_user), patience_s=100)
     run = await pool.acquire("a")
@@ -160,7 +160,7 @@ async def test_higher_limits_let_those_in_that_wait() -> None:
 
 @virtual
 async def test_a_changed_model_stays_known_while_the_old_one_drains() -> None:
-    """Its users end in time, and those that come meanwhile get the new one."""
+    """Its users end in time, and later users get the new model."""
     world = LoaderWorld()
     pool = pool_of(world, ModelEntry(name="a", aliases=["x"], stop_timeout_s=100), "b")
     old = await pool.acquire("a")
@@ -213,7 +213,7 @@ async def test_those_that_wait_for_a_model_that_is_changed_get_the_new_one(secon
 
 @virtual
 async def test_a_sleeping_model_that_is_changed_is_not_woken() -> None:
-    """Neither by the change, nor where a user has begun to wake it: that one gets the new model."""
+    """Neither by the change, nor if a user has begun to wake it: that user gets the new model."""
     world = LoaderWorld(max_loaded=1)
     pool = pool_of(world, ModelEntry(name="a", options={"sleep_idle_s": 5}), "b", patience_s=100)
     run = await hold(pool, "a", 0)
@@ -258,7 +258,7 @@ async def test_an_update_loads_new_and_changed_models_with_load_on_startup(secon
 
 @virtual
 async def test_a_changed_model_has_no_error_of_the_earlier_one() -> None:
-    """Neither of a load that failed before the one that the change cancels, nor of an engine that dies meanwhile."""
+    """Neither of a load that failed before the load that the change cancels, nor of an engine that dies meanwhile."""
     world = LoaderWorld()
     pool = pool_of(world, ModelEntry(name="a", stop_timeout_s=100))
     world.fail["a"] = [ModelLoadError("the file is broken")]
@@ -280,7 +280,7 @@ async def test_a_changed_model_has_no_error_of_the_earlier_one() -> None:
 
 @virtual
 async def test_what_the_earlier_model_needs_is_not_noted_of_a_changed_one() -> None:
-    """Not even where its preparation ends all the same after it was cancelled."""
+    """Not even if its preparation ends all the same after it was cancelled."""
 
     class Hurried(LoaderWorld):
         async def prepare(self, entry: ModelEntry, cancel: threading.Event, *, budget: int | None) -> PreparedModel:
@@ -317,7 +317,7 @@ async def test_a_model_is_gone_also_where_its_removal_is_awaited_by_none() -> No
 
 @virtual
 async def test_nothing_is_reported_of_a_removed_model_whose_name_is_another_ones() -> None:
-    """Neither that it was unloaded nor that it was removed: readers would take it for the one that has the name now."""
+    """Neither its unload nor its removal: readers would take it for the model that has the name now."""
     world = LoaderWorld()
     pool = pool_of(world, "a")
     run = await pool.acquire("a")

@@ -1,4 +1,4 @@
-"""What the managers are updated with: entries, settings, or a file under the arguments that they were made with."""
+"""The managers' updates: entries, settings, or a file under their original arguments."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def updated(path: Path, second: str, *, is_async: bool) -> ManagerSettings:
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_file_that_is_read_again_stays_under_the_arguments(tmp_path: Path, is_async: bool) -> None:
-    """Its models and its other limits are the new ones."""
+    """Its models and its other limits are the new file's."""
     path = written(tmp_path, "max_loaded = 1\npatience_s = 1\n[models.a]\n")
     settings = updated(path, "max_loaded = 2\npatience_s = 7\n[models.b]\n", is_async=is_async)
     assert (settings.max_loaded, settings.patience_s) == (3, 7)
@@ -45,7 +45,7 @@ def test_a_file_that_is_read_again_stays_under_the_arguments(tmp_path: Path, is_
 
 
 def test_settings_hold_as_they_are_and_entries_leave_the_limits(tmp_path: Path) -> None:
-    """So a limit that was an argument can be changed; what is wrong changes nothing."""
+    """So a limit that was an argument can be changed; an invalid value changes nothing."""
     with ModelManager([ModelEntry(name="a")], max_loaded=3, loader=LoaderWorld()) as models:
         models.update(replace(models.settings, max_loaded=2))
         models.update([ModelEntry(name="b")])

@@ -48,7 +48,7 @@ async def test_the_least_recently_used_idle_model_makes_room() -> None:
 
 @virtual
 async def test_a_pinned_model_is_never_evicted() -> None:
-    """Others make room, even where they were used later."""
+    """Others are evicted, even if they were used later."""
     world = LoaderWorld(max_bytes=20, a=10, b=10, c=10)
     pool = pool_of(world, ModelEntry(name="a", pinned=True), "b", "c")
     for name in "abcbc":
@@ -59,7 +59,7 @@ async def test_a_pinned_model_is_never_evicted() -> None:
 
 @virtual
 async def test_a_model_in_use_is_waited_for() -> None:
-    """The wanted model is loaded when the last user of the other one has gone, and not before."""
+    """The wanted model is loaded when the last user of the other has gone, and not before."""
     world = LoaderWorld(max_loaded=1)
     pool = pool_of(world, "a", "b", patience_s=100)
     users = [asyncio.create_task(hold(pool, "a", seconds)) for seconds in (10, 20)]
@@ -72,7 +72,7 @@ async def test_a_model_in_use_is_waited_for() -> None:
 
 @virtual
 async def test_a_busy_model_cannot_starve_another_one() -> None:
-    """After patience_s new users of the busy model wait behind the other one."""
+    """After patience_s new users of the busy model wait after the other model."""
     world = LoaderWorld(max_loaded=1)
     pool = pool_of(world, "a", "b", patience_s=5)
     is_over = asyncio.Event()
@@ -115,7 +115,7 @@ async def test_users_are_let_in_again_where_the_one_that_waited_has_gone() -> No
 
 @virtual
 async def test_models_that_wait_are_served_in_turn() -> None:
-    """First come, first served, also where a later one would fit earlier."""
+    """First come, first served, also if a later model would fit earlier."""
     world = LoaderWorld(max_bytes=10, big=10, small=1, held=5)
     pool = pool_of(world, "big", "small", "held", patience_s=100)
     holding = asyncio.create_task(hold(pool, "held", 20))
@@ -146,7 +146,7 @@ async def test_a_wait_for_room_ends_with_its_time_out() -> None:
 
 @virtual
 async def test_a_time_out_that_is_over_before_the_queue_holds_there() -> None:
-    """Where planning its memory took longer, the time begins with the queue."""
+    """If planning its memory took longer, the time begins with the queue."""
     world = LoaderWorld(max_loaded=1)
     world.prepare_s = 3
     pool = pool_of(world, "a", "b", patience_s=100)
@@ -303,7 +303,7 @@ async def test_a_second_unload_at_once_shortens_the_first() -> None:
 
 @virtual
 async def test_unload_cancels_a_load() -> None:
-    """Those that wait get an error that says so; those that come after it wait for a new load."""
+    """Waiting users get a clear error; later users wait for a new load."""
     world = LoaderWorld()
     world.load_s = 1000
     pool = pool_of(world, "a")
@@ -377,7 +377,7 @@ async def test_a_model_that_is_not_to_be_loaded_is_an_error() -> None:
 
 @virtual
 async def test_a_model_that_is_being_unloaded_is_not_loaded_again_without_load() -> None:
-    """It raises at once; where another user waits for it, that one's load is waited for, and begun for that one alone."""
+    """It raises at once; if another user waits for it, that user's load is waited for, and begun for that user alone."""
     world = LoaderWorld()
     pool = pool_of(world, "a")
     run = await pool.acquire("a")
@@ -509,7 +509,7 @@ async def test_closing_ends_loads_waits_and_models() -> None:
 
 @virtual
 async def test_closing_may_wait_for_users() -> None:
-    """With drain those that are there may end."""
+    """With drain current users may end."""
     pool = pool_of(LoaderWorld(), "a")
     holding = asyncio.create_task(hold(pool, "a", 30))
     await asyncio.sleep(5)
@@ -531,7 +531,7 @@ async def test_a_model_to_load_on_startup_is_loaded() -> None:
 
 @virtual
 async def test_what_a_model_was_seen_to_take_counts() -> None:
-    """Where it is more than planned, idle models make room, and less is left for others."""
+    """If it is more than planned, idle models are evicted, and less is left for others."""
     world = LoaderWorld(max_bytes=25, a=10, b=10, c=10)
     pool = pool_of(world, "a", "b", "c")
     await hold(pool, "b", 0)
@@ -547,7 +547,7 @@ async def test_what_a_model_was_seen_to_take_counts() -> None:
 
 @virtual
 async def test_a_model_alone_is_not_evicted_for_what_it_takes() -> None:
-    """What was planned to fit is loaded, whatever it takes then."""
+    """A model planned to fit is loaded, for any memory it takes then."""
     pool = pool_of(LoaderWorld(max_bytes=25, a=20), "a")
     for _ in range(3):
         run = await pool.acquire("a")
@@ -561,7 +561,7 @@ async def test_a_model_alone_is_not_evicted_for_what_it_takes() -> None:
 
 @virtual
 async def test_a_model_that_is_too_large_for_the_machine_evicts_none() -> None:
-    """It is refused when its memory is planned, also where the number of models alone would evict one."""
+    """It is refused when its memory is planned, also if the number of models alone would evict another."""
     world = LoaderWorld(max_loaded=2)
     pool = pool_of(world, "a", "b", "huge")
     for name in "ab":

@@ -1,4 +1,4 @@
-"""Entries and files of models: what is right is read, what is wrong is named."""
+"""Entries and files of models: valid files are read, errors are named."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_file_has_settings_defaults_and_models(tmp_path: Path) -> None:
 
 
 def test_arguments_are_over_the_file(tmp_path: Path) -> None:
-    """Those that are given."""
+    """The given values."""
     found = manager_settings(written(tmp_path, GOOD), memory_budget="1 GB", max_loaded=0, patience_s=None)
     assert (found.memory_budget, found.max_loaded, len(found.entries)) == (10**9, 0, 2)
     assert manager_settings(found, memory_budget=None) == found
@@ -84,7 +84,7 @@ def test_arguments_are_over_the_file(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_is_named_with_file_table_and_key(tmp_path: Path, text: str, words: str) -> None:
-    """One line says where it stands and what it may be."""
+    """One line has the place of the error and the allowed values."""
     with pytest.raises(InvalidParams, match=words) as caught:
         read_models_file(written(tmp_path, text))
     assert "models.toml" in str(caught.value)

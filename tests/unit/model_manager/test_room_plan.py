@@ -42,7 +42,7 @@ def fits(num_bytes: int, residents: Models, limits: ManagerSettings) -> bool:
 
 @given(st.integers(0, 12), RESIDENTS, LIMITS, st.booleans())
 def test_a_plan_is_right(num_bytes: int, residents: Models, limits: ManagerSettings, may_interrupt: bool) -> None:
-    """It fits, or it fits after the victims are gone; refused is only what cannot fit even then, and none is needless."""
+    """It fits, or it fits after the victims are gone; only impossible loads are refused, and no victim is needless."""
     if not fits(num_bytes, [model for model in residents if model.room_kind == "pinned"], limits):
         with pytest.raises(NotEnoughMemory):
             plan_room(num_bytes, residents, limits, may_interrupt=may_interrupt)
@@ -83,13 +83,13 @@ def test_relief_evicts_no_more_than_it_must(residents: Models, limits: ManagerSe
 
 
 def test_idle_models_go_before_busy_ones() -> None:
-    """Also where the busy one was used longer ago."""
+    """Also if the busy model was used longer ago."""
     residents = [resident("busy", 5, "busy", 1), resident("idle", 5, "idle", 9)]
     assert plan_room(5, residents, ManagerSettings(memory_budget=10), may_interrupt=True) == [residents[1]]
 
 
 def test_small_victims_stay_where_a_large_one_is_enough() -> None:
-    """The plan takes back what a later victim made needless."""
+    """The plan takes back victims that a later victim made needless."""
     for order in permutations(range(3)):
         residents = [
             resident(name, size, "idle", order[place])
@@ -99,7 +99,7 @@ def test_small_victims_stay_where_a_large_one_is_enough() -> None:
 
 
 def test_a_refusal_has_the_figures() -> None:
-    """What is needed, what there may be, what is pinned."""
+    """The needed memory, the budget, the pinned models."""
     pinned = [resident("p", 6 << 30, "pinned")]
     with pytest.raises(NotEnoughMemory, match=r"5,120 MiB.*10,240 MiB.*6,144 MiB \(p\)"):
         plan_room(5 << 30, pinned, ManagerSettings(memory_budget=10 << 30))

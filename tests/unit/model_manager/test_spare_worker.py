@@ -36,7 +36,7 @@ class NoSpares:
 def test_a_worker_is_launched_behind_a_load(
     monkeypatch: pytest.MonkeyPatch, keeps_spare: bool, isolation: str, num_launched: int, fails: bool
 ) -> None:
-    """Only where the loader was asked for it, and the model has a worker."""
+    """Only if the loader was asked for it, and the model has a worker."""
     spares = NoSpares()
 
     class StandIn:

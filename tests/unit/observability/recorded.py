@@ -19,7 +19,7 @@ class Recorded(TraceRecorder):
         super().__init__(self._text, start_s=0.0)
 
     def trace(self, extra: Iterable[TraceEvent] = ()) -> Trace:
-        """Return what was recorded so far, followed by extra events."""
+        """Return the trace so far, followed by extra events."""
         lines = self._text.getvalue().splitlines()[1:]
         return Trace((*map(from_line, lines), *extra))
 

@@ -12,7 +12,7 @@ from paceline.streaming.chunk import FinishReason, Usage
 
 @dataclass
 class Job:
-    """A request of one sequence: so many prompt tokens, then so many generated ones, a burst of `burst` a tick."""
+    """A request of one sequence: prompt tokens, then generated tokens, a burst of `burst` a tick."""
 
     key: int
     num_prompt_tokens: int
@@ -28,7 +28,7 @@ class Job:
 
 @dataclass
 class Simulation:
-    """Ticks of `0.01 s + 0.1 ms a token`; at most `budget` tokens each, decoding first. All times are sums of such."""
+    """Ticks of `0.01 s + 0.1 ms a token`; at most `budget` tokens each, decoding first. All times are sums of these."""
 
     instrument: Instrument
     num_slots: int = 4

@@ -1,4 +1,4 @@
-"""What an engine does as members of events: ticks that are merged, rows of others that are summed up, rates."""
+"""An engine's activity as members of events: merged ticks, summed rows of others, rates."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def active(now_s: float, *slots: SlotView, **more: Any) -> EngineActivity:
 
 
 def test_a_tick_has_its_rows_as_lists_of_numbers() -> None:
-    """Slot, key, choice, then prompt tokens, generated tokens, drafts and new ones."""
+    """Slot, key, choice, then prompt tokens, generated tokens, drafts and new tokens."""
     (shown,) = tick_members([tick(1, row(0, 7), row(1, 8, num_tokens=128, num_decode=0, num_new=0))], "")
     assert shown == {
         "t": 0.01, "ms": 8.0, "step_ms": 7.0, "n": 1, "running": 2, "waiting": 0, "cells": 10,
@@ -92,7 +92,7 @@ def test_rows_of_other_tenants_are_sums() -> None:
 
 
 def test_slots_queue_marks_and_trees_are_the_tenants_own() -> None:
-    """What others have is counted."""
+    """Rows of others are counted."""
     wait = WaitingSequence(
         key=4, request_id="r", choice=0, tenant="red", num_prompt_tokens=9, num_generated=0, waiting_s=1.0,
         is_preempted=False, waits_for=None, priority=0,
@@ -133,7 +133,7 @@ def test_slots_queue_marks_and_trees_are_the_tenants_own() -> None:
 
 
 def test_rates_are_of_the_last_second() -> None:
-    """Of each sequence by what it had generated, of the engine by its ticks; before two looks there is none."""
+    """Of each sequence by its generated tokens, of the engine by its ticks; before two looks there is none."""
     meter = RateMeter()
     assert meter.member()["generated_per_s"] == 0.0
     for step in range(31):

@@ -75,5 +75,5 @@ def test_a_worker_that_crashed_several_times_in_a_row_is_in_a_crash_loop_until_i
 
 
 def test_a_sign_from_another_thread_may_be_newer_than_the_time_it_is_compared_with() -> None:
-    """The time since such a sign is 0."""
+    """The time since this sign is 0."""
     assert heartbeat_of(Sign("ticking", 5.001), 5.0).state_s == 0

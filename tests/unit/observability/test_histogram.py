@@ -1,4 +1,4 @@
-"""Counts of values by size: buckets, quantiles, and what a quantile can promise."""
+"""Counts of values by size: buckets, quantiles, and the error of a quantile."""
 
 from __future__ import annotations
 

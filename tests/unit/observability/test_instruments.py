@@ -1,4 +1,4 @@
-"""The instruments of an engine as one: which are called, what happens to one that raises, changes from other threads."""
+"""The instruments of an engine as one: calls, removal of an instrument that raises, changes from other threads."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_one_that_raises_is_logged_once_and_removed_from_every_hook(caplog: pyte
 
 
 def test_the_others_are_called_although_one_raises(caplog: pytest.LogCaptureFixture) -> None:
-    """Instruments before and after it are called, in the same hook and in later ones."""
+    """Instruments before and after it are called, in the same hook and in later hooks."""
     before, after = Listening(), Listening()
     instruments = Instruments([before, Raising(), after])
     with caplog.at_level(logging.CRITICAL, "paceline.engine"):

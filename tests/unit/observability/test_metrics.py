@@ -1,4 +1,4 @@
-"""The metrics of an engine: what each hook counts, conservation, and the names that others rely on."""
+"""The metrics of an engine: the counts of each hook, conservation, and the names that others rely on."""
 
 from __future__ import annotations
 

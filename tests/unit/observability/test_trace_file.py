@@ -84,7 +84,7 @@ def written(path: Path, trace: Trace, **options: Any) -> Path:
 
 
 def test_there_is_an_event_for_every_hook() -> None:
-    """Every hook has an event, and this test has one of each."""
+    """Every hook has an event, and this test has each event once."""
     assert set(EVENTS) == set(HOOKS)
     assert {type(event) for event in ONE_OF_EACH} == set(EVENTS.values())
 

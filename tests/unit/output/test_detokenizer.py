@@ -1,4 +1,4 @@
-"""Bytes to text, one piece after the other."""
+"""Bytes to text, piece by piece."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_each_invalid_part_becomes_one_replacement(data: bytes, text: str) -> No
 
 
 def test_finish_makes_it_new() -> None:
-    """What was held back leaves once, and what comes after is decoded as from the beginning."""
+    """Held-back bytes leave once, and later bytes are decoded as from the beginning."""
     detokenizer = Detokenizer()
     assert detokenizer.push(b"\xc3") == "" and detokenizer.state() == b"\xc3"
     assert detokenizer.finish() == "\ufffd" and detokenizer.state() == b""
@@ -40,7 +40,7 @@ def test_finish_makes_it_new() -> None:
 
 
 def test_another_goes_on_from_its_state() -> None:
-    """A detokenizer made from the state of another completes the character that one began."""
+    """A detokenizer made from the state of another completes that detokenizer's character."""
     first = Detokenizer()
     first.push("x🙂".encode()[:3])
     second = Detokenizer.from_state(first.state())

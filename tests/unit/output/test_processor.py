@@ -1,4 +1,4 @@
-"""One choice's output: what ends it, and what of it is shown when."""
+"""The output of a choice: its ends, and the time at which text is shown."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_an_end_behind_a_complete_stop_is_part_of_it() -> None:
 
 
 def test_logprobs_go_out_with_their_tokens() -> None:
-    """What is held back keeps its logprobs; a stop's are dropped with it."""
+    """Held-back tokens keep their logprobs; a stop's are dropped with it."""
     one = processor(stop=["bx"], logprobs=0)
     for token in b"abc":
         one.take(token, TokenLogprobs(-float(token)))
@@ -114,7 +114,7 @@ def test_logprobs_go_out_with_their_tokens() -> None:
 
 
 def test_logprobs_have_the_texts_of_their_tokens() -> None:
-    """Of the token itself and of the most likely ones; control tokens have text, and parts of characters have bytes."""
+    """Of the token itself and of the most likely tokens; control tokens have text, and parts of characters have bytes."""
     one = processor(logprobs=2)
     one.take(0xC3, TokenLogprobs(-1.0, (97, 256), (-0.5, -1.0)))
     one.add_prompt_logprobs([98, 99], [TokenLogprobs(-2.0), TokenLogprobs(-3.0)])
@@ -139,7 +139,7 @@ def test_stops_are_armed_after_min_tokens_within_a_character() -> None:
 
 
 def test_echo_comes_first_and_once() -> None:
-    """The prompt's text is in the first chunk, or in the last where nothing else came."""
+    """The prompt's text is in the first chunk, or in the last if nothing else came."""
     one = processor(echo="prompt ")
     take(one, b"a")
     chunk = one.chunk()

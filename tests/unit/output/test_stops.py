@@ -1,4 +1,4 @@
-"""Stop strings in tokens: what passes, what is held back, what belongs to the stop."""
+"""Stop strings in tokens: text that passes, text that is held back, tokens of the stop."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_without_stops_everything_passes_at_once() -> None:
 
 
 def test_a_stop_across_tokens_is_held_and_taken_out() -> None:
-    """Tokens of a possible stop wait; those of a real one are the stop's."""
+    """Tokens of a possible stop wait; tokens of a real stop are the stop's."""
     stop_filter = StopFilter(["</s>"])
     assert stop_filter.push(1, b"Hi") == ((1,), b"Hi")
     assert stop_filter.push(2, b"<") == ((), b"")
@@ -89,7 +89,7 @@ def test_the_match_that_starts_earliest_wins(stops: list[str]) -> None:
 
 
 def test_the_later_start_wins_when_the_earlier_fails() -> None:
-    """The stop that waited is the match as soon as the other cannot be completed any more."""
+    """The waiting stop is the match as soon as the other cannot be completed any more."""
     stop_filter = StopFilter(["bc", "abcd"])
     stop_filter.push(1, b"xabc")
     assert stop_filter.push(2, b"!") == ((), b"a")
@@ -97,14 +97,14 @@ def test_the_later_start_wins_when_the_earlier_fails() -> None:
 
 
 def test_the_shorter_wins_also_after_waiting() -> None:
-    """A stop that waits for an earlier one is not replaced by a longer one that starts where it does."""
+    """A stop that waits for an earlier stop is not replaced by a longer stop with the same start."""
     stop_filter = StopFilter(["bc", "bcd", "abcde"])
     assert stop_filter.push(1, b"abcd!") == ((), b"a")
     assert stop_filter.match == StopMatch("bc", (1,))
 
 
 def test_the_end_decides_for_a_stop_that_waits() -> None:
-    """A sequence that ends in between is stopped by what is complete."""
+    """A sequence that ends in between is stopped by the complete stop."""
     stop_filter = StopFilter(["bc", "abcd"])
     stop_filter.push(1, b"abc")
     assert stop_filter.finish() == ((), b"a")
@@ -113,7 +113,7 @@ def test_the_end_decides_for_a_stop_that_waits() -> None:
 
 @pytest.mark.parametrize("stops", [["ab", "abc"], ["abc", "ab"]])
 def test_of_two_that_start_together_the_shorter_wins(stops: list[str]) -> None:
-    """The one that is complete first needs no waiting."""
+    """The first complete stop needs no waiting."""
     stop_filter = StopFilter(stops)
     stop_filter.push(1, b"abc")
     assert stop_filter.match == StopMatch("ab", (1,))

@@ -1,4 +1,4 @@
-"""The file of `paceline cluster serve`: what it says, and what is wrong with it."""
+"""The file of `paceline cluster serve`: its contents, and its errors."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def parse(text: str) -> ClusterConfig:
 
 
 def test_a_whole_file_is_read() -> None:
-    """Models have their options over the defaults', their replicas likewise, and the server's flags are those of the server."""
+    """Models override options of the defaults, their replicas likewise, and the server has the server's flags."""
     config = parse(WHOLE)
     assert (config.options.port, config.options.ingresses, config.options.app) == (9000, 2, "paceline")
     small, large = config.models
@@ -89,7 +89,7 @@ def test_paths_are_relative_to_the_file() -> None:
     ],
 )
 def test_a_wrong_file_is_refused(text: str, says: str) -> None:
-    """What is wrong is named with the file, the table, the key and the way out."""
+    """An error has the file, the table, the key and the way out."""
     with pytest.raises(InvalidParams, match=says) as caught:
         parse(text)
     assert "/somewhere/cluster.toml" in str(caught.value)

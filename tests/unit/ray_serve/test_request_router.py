@@ -1,4 +1,4 @@
-"""Serve's request router and what it finds for calls, on replicas that are none."""
+"""Serve's request router and its rankings of calls, on fake replicas."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def names(ranks: list[list[Any]]) -> list[list[str]]:
 
 
 def test_the_replica_that_has_the_prompt_comes_first() -> None:
-    """Each replica is a rank by itself, the one with the cached prefix before the others."""
+    """Each replica is a rank by itself, the replica with the cached prefix before the others."""
 
     async def test(router: Any) -> None:
         tokens = list(range(256))
@@ -112,7 +112,7 @@ def test_the_replica_that_has_the_prompt_comes_first() -> None:
 
 
 def test_a_replica_to_avoid_is_left_out_where_there_is_another() -> None:
-    """Avoided replicas are chosen where there is no other."""
+    """Avoided replicas are chosen if there is no other."""
 
     async def test(router: Any) -> None:
         replicas = [replica("a"), replica("b")]
@@ -125,7 +125,7 @@ def test_a_replica_to_avoid_is_left_out_where_there_is_another() -> None:
 
 
 def test_reports_that_make_no_sense_are_left_out() -> None:
-    """A replica of another version is routed to by what is known of the others."""
+    """A replica of another version is routed to by the reports of the others."""
 
     async def test(router: Any) -> None:
         replicas = [replica("a", b"\xc1"), replica("b", msgspec.msgpack.encode({"state": "ready"}))]

@@ -26,12 +26,12 @@ from paceline.ray_serve.cluster_config import LatencyPolicy, wanted_replicas
 def test_replicas_follow_waiting_and_latency(
     current: int, queue_s: float, itl_s: float, busy: float, wanted: float
 ) -> None:
-    """Replicas grow with the worse of both, at most twofold, and shrink by one where the others stay calm."""
+    """Replicas grow with the worse of both, at most twofold, and shrink by one if the others stay calm."""
     assert wanted_replicas(current, queue_s, itl_s, busy, queue_target_s=0.5, itl_target_s=0.2) == pytest.approx(wanted)
 
 
 def test_the_policy_reads_the_means_of_what_replicas_report() -> None:
-    """What Serve hands over is averaged over the replicas; without reports nothing changes."""
+    """Serve's values are averaged over the replicas; without reports nothing changes."""
     policy = LatencyPolicy(queue_time_s=0.5, itl_s=0.2)
     metrics = {"queue_s": {"a": 1.5, "b": 0.0}, "itl_s": {"a": 0.1, "b": 0.1}, "busy": {"a": 1.0, "b": 1.0}}
     context = SimpleNamespace(aggregated_metrics=metrics, current_num_replicas=2, target_num_replicas=2)

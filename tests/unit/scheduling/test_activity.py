@@ -1,4 +1,4 @@
-"""What an engine shows of itself to those who watch: its log of ticks, its queue, the radix tree by tenant."""
+"""An engine's activity for observers: its log of ticks, its queue, the radix tree by tenant."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENDLESS = 10**9
 
 
 def observe(world: World, after: int = 0, max_nodes: int | None = None) -> EngineActivity:
-    """Tick once, and return what the engine shows then."""
+    """Tick once, and return the engine's activity after it."""
     world.commands.queue.append(questions.activity.command(10**6, (after, max_nodes)))
     (found,) = replies(world)
     return found
@@ -38,7 +38,7 @@ def what(marks: tuple[Mark, ...]) -> list[tuple[str, int | None]]:
 
 
 def test_nothing_is_recorded_before_someone_asks() -> None:
-    """The first reply has the state of the moment, and the ticks from then on come with later ones."""
+    """The first reply has the current state, and later ticks come with later replies."""
     world = World(eos_every=ENDLESS)
     world.submit("abc", max_tokens=None)
     world.tick(5)
@@ -108,7 +108,7 @@ def test_a_failure_of_the_engine_begins_another_log() -> None:
 
 
 def test_marks_say_what_happened_to_each_sequence() -> None:
-    """A start, an end in a slot, a cancel in the queue, with its slot where it had one."""
+    """A start, an end in a slot, a cancel in the queue, with its slot if it had one."""
     world = World(limits={"num_slots": 1}, eos_every=ENDLESS)
     observe(world)
     world.submit("abc", max_tokens=3)
@@ -149,7 +149,7 @@ def test_a_sequence_that_waits_for_a_prefix_names_the_request_that_computes_it()
 
 
 def test_a_long_queue_is_counted_and_not_listed() -> None:
-    """Only the first ones are records."""
+    """Only the first sequences are records."""
     world = World(limits={"num_slots": 1}, eos_every=ENDLESS)
     for _ in range(MOST_WAITING + 9):
         world.submit("abc", max_tokens=None)
@@ -158,7 +158,7 @@ def test_a_long_queue_is_counted_and_not_listed() -> None:
 
 
 def test_rows_of_ticks_and_slots_have_their_tenants() -> None:
-    """Where no request has a tenant none is named."""
+    """If no request has a tenant none is named."""
     world = World(eos_every=ENDLESS)
     observe(world)
     world.submit("abc", max_tokens=None)

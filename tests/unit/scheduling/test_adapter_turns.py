@@ -20,14 +20,14 @@ def sequences_of(*loras: tuple[tuple[str, float], ...]) -> list[Sequence]:
 
 
 def test_one_set_has_all_turns() -> None:
-    """Where all want the same there is nothing to take turns at."""
+    """If all want the same there are no turns."""
     turns, sequences = AdapterTurns(0.1), sequences_of(A, A)
     for now_s in (0, 1, 2):
         assert turns.choose(sequences, now_s) == (A, sequences)
 
 
 def test_the_current_set_stays_for_its_share_of_the_target() -> None:
-    """With two sets half of itl_target_s each, then the other's turn."""
+    """With two sets half of itl_target_s each, in turn."""
     turns = AdapterTurns(10)
     one, other = sequences_of(A, B)
     seen = []

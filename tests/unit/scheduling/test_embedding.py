@@ -1,4 +1,4 @@
-"""Embedding requests: what goes into a pass, whose turn it is, and how they end."""
+"""Embedding requests: the contents of a pass, their turns, and their ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def request(*lengths: int, pooling: str | None = "mean", **options: Any) -> Embe
 
 
 def pictured(*lengths: int, media: dict[int, int], **options: Any) -> EmbeddingRequest:
-    """A request whose texts are so long; media: cells at which items of two cells start in them, by the texts' indexes."""
+    """A request with texts of given lengths; media: cells of the starts of two-cell items, by the texts' indexes."""
     starts = [sum(lengths[:index]) for index in range(len(lengths))]
     items = tuple(MediaItem(starts[index] + start, 2, 1, b"%d" % index) for index, start in media.items())
     texts = [[65] * length for length in lengths]
@@ -65,7 +65,7 @@ def test_only_texts_that_are_pooled_alike_share_a_pass() -> None:
 
 
 def test_a_text_with_media_has_a_pass_of_its_own() -> None:
-    """Those around it share theirs, as far as they are together."""
+    """Neighbouring texts share their passes, as far as they are together."""
     one, other = pictured(3, 4, 3, 3, media={1: 1}), pictured(2, 4, media={1: 0})
     queue = queue_of(one, other)
     passes = []
@@ -75,7 +75,7 @@ def test_a_text_with_media_has_a_pass_of_its_own() -> None:
 
 
 def test_segments_of_a_text_are_its_tokens_and_items() -> None:
-    """Where its items start is counted from the first text on."""
+    """The start of its items is counted from the first text on."""
     found = pictured(3, 6, 4, media={1: 2, 2: 0})
     first, second = found.media
     assert EmbeddingItem(found, 0).segments() == [[65] * 3]
@@ -165,7 +165,7 @@ def test_an_aborted_pass_is_run_again() -> None:
 
 
 def test_a_text_that_is_computed_twice_counts_once() -> None:
-    """Where parts of a pass were aborted, the results of the rest are kept, and the request still ends whole."""
+    """If parts of a pass were aborted, the results of the rest are kept, and the request still ends whole."""
     world = World(limits={"max_tick_s": 100})
     key = world.submit_embedding(["one", "two", "three"])
     world.engine._take_commands()
@@ -208,7 +208,7 @@ def test_usage_and_deadlines() -> None:
 
 
 def test_an_embedding_does_not_wait_for_the_time_of_one_that_has_ended() -> None:
-    """Beside a stream each request that comes to an empty queue has the next tick, whatever earlier ones took."""
+    """Beside a stream each request that comes to an empty queue has the next tick, for any length of earlier ticks."""
     world = World()
     world.submit("hello", max_tokens=400, ignore_eos=True)
     world.tick(5)

@@ -1,4 +1,4 @@
-"""What is lost to small batches while prompts wait: of a pass, and summed up over passes."""
+"""Time lost to small batches while prompts wait: of a pass, and summed up over passes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_rows_are_compared_with_rows_of_the_whole_batch() -> None:
 
 
 def test_the_share_is_of_all_passes() -> None:
-    """A pass that lost a fifth beside one of the same length that lost nothing: a tenth."""
+    """A pass that lost a fifth, and a pass of the same length that lost nothing: a tenth."""
     lost = lost_time()
     assert (lost.share, lost.mean_s) == (0, 0)
     lost.observe(0.01, 0.002)
@@ -40,7 +40,7 @@ def test_the_share_is_of_all_passes() -> None:
 
 
 def test_a_pass_may_make_up_for_another_and_no_more() -> None:
-    """Where a small batch is cheaper than a large one, that counts against what was lost before."""
+    """If a small batch is cheaper than a large batch, that counts against earlier losses."""
     lost = lost_time()
     lost.observe(0.02, 0.01)
     lost.observe(0.01, -0.004)
@@ -52,7 +52,7 @@ def test_a_pass_may_make_up_for_another_and_no_more() -> None:
 
 
 def test_what_is_long_ago_fades() -> None:
-    """After half a minute of passes that lose nothing a twentieth is left of what was lost."""
+    """After half a minute of passes that lose nothing a twentieth is left of the loss."""
     lost = lost_time()
     for _ in range(10):
         lost.observe(1.0, 0.5)
@@ -143,7 +143,7 @@ def test_measured_passes_are_learnt_from() -> None:
 
 
 def test_a_failure_of_ours_is_no_strategys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What goes wrong after the strategy's plan is raised as it is, not as its `StrategyError`."""
+    """Errors after the strategy's plan are raised unchanged, not as its `StrategyError`."""
 
     def fail(*_: Any) -> float:
         raise ArithmeticError("of our own")

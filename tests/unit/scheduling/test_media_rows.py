@@ -54,7 +54,7 @@ class MediaWorld(World):
 
 
 def test_rows_have_positions_and_cells_of_their_own() -> None:
-    """An item's row begins where the item does and has its cells; what follows goes on behind its positions."""
+    """An item's row begins with the item and has its cells; later rows go on after its positions."""
     world = MediaWorld()
     outcome = world.ask("0123456789", CAT, "abc", BIRD, DOG, "de", max_tokens=3)
     world.run()
@@ -76,7 +76,7 @@ def test_rows_have_positions_and_cells_of_their_own() -> None:
 
 
 def test_an_item_is_computed_in_parts_where_its_attention_is_causal() -> None:
-    """Each part has the position where the item begins, and says which of its cells is the first; else all go at once."""
+    """Each part has the first position of the item, and the number of its first cell; else all go at once."""
     world = MediaWorld(limits={"chunk_size": 10})
     outcome, whole = world.ask("ab", CAT, "c"), world.ask("ab", BIRD, "c")
     world.run()
@@ -161,7 +161,7 @@ def test_equal_pictures_share_a_prefix_and_different_ones_do_not(kind: str) -> N
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_prompt_again_computes_no_picture(kind: str) -> None:
-    """Also where memory is taken over at a place alone."""
+    """Also if memory is taken over only at a place."""
     world = MediaWorld(kind=kind, window=8)
     first = world.ask(TEXT, CAT, TEXT)
     world.run()
@@ -173,7 +173,7 @@ def test_the_same_prompt_again_computes_no_picture(kind: str) -> None:
 
 
 def test_a_conversation_about_a_picture_goes_on() -> None:
-    """What was generated behind it is cached at its positions, too."""
+    """Tokens generated after it are cached at their positions, too."""
     world = MediaWorld()
     first = world.ask(TEXT, CAT, "what?", max_tokens=20)
     world.run()
@@ -201,7 +201,7 @@ def test_choices_share_a_prompt_with_media(kind: str) -> None:
 
 
 def test_an_item_with_a_short_key_is_not_shared() -> None:
-    """Nor what follows it; what is in front is."""
+    """Nor later tokens; earlier tokens are."""
     world = MediaWorld()
     beep = Picture("beep", 3, 3)
     first = world.ask(TEXT, beep, TEXT)
@@ -261,7 +261,7 @@ def test_a_paused_sequence_shares_no_part_of_an_item(kind: str) -> None:
 
 
 def test_a_victim_within_an_item_is_saved_up_to_it() -> None:
-    """Eager offload saves what others and itself can load again, and no cell twice."""
+    """Eager offload saves ranges that others and itself can load again, and no cell twice."""
     world = MediaWorld(limits={"chunk_size": 36, "num_slots": 2}, num_cells=700)
     victim = world.ask(TEXT * 2, Picture("large", 300, 8), "a")
     cache = world.scheduler.kv_cache
@@ -283,7 +283,7 @@ def test_a_victim_within_an_item_is_saved_up_to_it() -> None:
 
 
 def test_ranges_that_end_within_an_item_are_saved_around_it() -> None:
-    """Nodes of the tree may end there, where the keys of two items begin alike by chance."""
+    """Nodes of the tree may end there, if the keys of two items begin alike by chance."""
     (item,) = prompt_of("x" * 10, Picture("large", 20, 5), "x" * 10)["media"]
     saver = RangeSaver(seq_id=0, namespace=(), tokens=b"", layout=PromptLayout([item]))
     saves = saver.next_saves([(0, 11), (11, 40)], 1000)
@@ -293,7 +293,7 @@ def test_ranges_that_end_within_an_item_are_saved_around_it() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_saved_ranges_end_beside_items(kind: str) -> None:
-    """A block of saved tokens is longer where an item would be cut, and all of it is found again in host memory."""
+    """A block of saved tokens is longer if an item would be cut, and all of it is found again in host memory."""
     large = Picture("large", BLOCK_TOKENS + 100, 40)
     limits = {"n_batch": 700, "n_ubatch": 700, "chunk_size": 700, "host_bytes": 100_000}
     world = MediaWorld(kind=kind, window=8, num_cells=1500, limits=limits)
@@ -325,7 +325,7 @@ def test_a_whole_item_that_no_pass_has_room_for_ends_its_request_alone() -> None
 
 
 def test_wrong_items_and_scored_prompts_are_refused() -> None:
-    """Where the request is made."""
+    """At the making of the request."""
     world = MediaWorld()
     with pytest.raises(InvalidParams, match="must end with a token"):
         world.request([1, 2, 3], media=[MediaItem(1, 2, 1, b"x")])

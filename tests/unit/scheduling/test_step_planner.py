@@ -24,7 +24,7 @@ def running(*prompts: str, limits: dict[str, Any] | None = None, **options: Any)
 
 
 def test_a_row_is_the_next_part_of_what_is_known() -> None:
-    """Its position is what is computed; only the row that reaches the end draws."""
+    """Its position is the number of computed tokens; only the row that reaches the end draws."""
     world, (one,) = running("0123456789")
     world.scheduler._step_planner.set_limits([one])
     (row,) = rows_of([TokenAllocation(one.key, 4)], [one], 64)
@@ -82,7 +82,7 @@ def test_rows_of_logits_are_shared_out_in_order() -> None:
 
 
 def test_scores_that_are_known_are_not_computed_twice() -> None:
-    """After a preemption the tokens are computed again without logits, up to where the scores end."""
+    """After a preemption the tokens are computed again without logits, up to the end of the scores."""
     world, (one,) = running("0123456789", prompt_logprobs=1)
     one.num_scored = 4
     world.scheduler._step_planner.set_limits([one])
@@ -96,7 +96,7 @@ def test_scores_that_are_known_are_not_computed_twice() -> None:
 
 
 def test_the_last_token_of_a_shared_prompt_comes_alone() -> None:
-    """Where memory is copied as a whole, others can only take over what lies before it."""
+    """If memory is copied as a whole, others can only take over the part before it."""
     world = World(kind="recurrent")
     outcome = world.submit("0123456789", n=3)
     world.tick()

@@ -71,7 +71,7 @@ EVERY = pytest.mark.parametrize("strategy", [DecodeMaximal(), PrefillPriority(),
 
 @EVERY
 def test_a_tick_with_room_for_all_holds_all(strategy: BatchStrategy) -> None:
-    """Where everything fits, every sequence gets what it may have."""
+    """If everything fits, every sequence gets its most tokens."""
     tokens = planned(strategy, 512, decoder(0), decoder(1, limit=5), prompt(2, 100), prompt(3, 60, limit=20))
     assert tokens == {0: 1, 1: 5, 2: 100, 3: 20}
 
@@ -91,14 +91,14 @@ def test_a_long_prompt_fills_the_budget_and_no_more(strategy: BatchStrategy) -> 
 @EVERY
 @pytest.mark.parametrize("budget", [2, 3])
 def test_decoders_that_do_not_all_fit_take_turns(strategy: BatchStrategy, budget: int) -> None:
-    """Whose last row is longest ago comes first; ties go by arrival."""
+    """The sequence with the oldest last row comes first; ties go by arrival."""
     decoders = [decoder(key, last_tick=TICK - wait) for key, wait in enumerate((1, 3, 2, 3))]
     assert list(planned(strategy, budget, *decoders)) == [1, 3, 2][:budget]
 
 
 @EVERY
 def test_drafts_wait_until_every_sequence_has_a_token(strategy: BatchStrategy) -> None:
-    """Proposed tokens take only what is left once each sequence has a row."""
+    """Proposed tokens take only the rest once each sequence has a row."""
     assert planned(strategy, 5, *(decoder(key, limit=3) for key in range(3))) == {0: 3, 1: 1, 2: 1}
 
 
@@ -143,21 +143,21 @@ def test_prompts_come_by_priority_and_arrival(strategy: BatchStrategy) -> None:
 
 
 def test_prefill_priority_lets_decoders_wait_while_prompts_fill_the_tick() -> None:
-    """Prompts first; decoders get what is left."""
+    """Prompts first; decoders get the rest."""
     sequences = (decoder(0), decoder(1), prompt(2, 70), prompt(3, 29))
     assert planned(PrefillPriority(), 99, *sequences) == {2: 70, 3: 29}
     assert planned(PrefillPriority(), 100, *sequences) == {2: 70, 3: 29, 0: 1}
 
 
 def test_prefill_priority_starves_no_decoder() -> None:
-    """A decoder whose last row is eight ticks ago comes before the prompts, the others do not."""
+    """A decoder without a row for eight ticks comes before the prompts, the others do not."""
     sequences = (decoder(0, last_tick=TICK - 7), decoder(1, last_tick=TICK - 8), prompt(2, 70))
     assert planned(PrefillPriority(), 50, *sequences) == {1: 1, 2: 49}
     assert planned(PrefillPriority(patience=7), 50, *sequences) == {1: 1, 0: 1, 2: 48}
 
 
 def test_prefill_priority_is_more_patient_with_a_small_budget() -> None:
-    """Where a row for every decoder takes five ticks, decoders wait ten, so that prompts keep half of the tokens."""
+    """If a row for every decoder takes five ticks, decoders wait ten, so that prompts keep half of the tokens."""
     decoders = [decoder(key, last_tick=TICK - 9) for key in range(10)]
     assert planned(PrefillPriority(), 2, *decoders, prompt(10, 70)) == {10: 2}
     decoders = [decoder(key, last_tick=TICK - 10) for key in range(10)]
@@ -176,7 +176,7 @@ def test_balanced_gives_what_one_side_leaves_to_the_other() -> None:
 
 
 def test_balanced_gives_the_odd_token_to_the_side_that_waited() -> None:
-    """With a budget of one, the side whose last row is longer ago gets it."""
+    """With a budget of one, the side with the older last row gets it."""
     for decoder_wait, prompt_wait, served in ((1, 2, 1), (2, 1, 0), (1, 1, 0)):
         sequences = (decoder(0, last_tick=TICK - decoder_wait), prompt(1, 70, last_tick=TICK - prompt_wait))
         assert planned(Balanced(), 1, *sequences) == {served: 1}
@@ -189,7 +189,7 @@ def test_paced_fills_the_tick_up_to_the_target() -> None:
 
 
 def test_paced_cuts_prompts_where_the_tick_has_whole_blocks() -> None:
-    """Of four tokens with the decoding rows; what is left of a prompt is not cut, nor is the least number of tokens."""
+    """Of four tokens with the decoding rows; the rest of a prompt is not cut, nor is the least number of tokens."""
     for num_decoders in range(1, 9):
         decoders = [decoder(key) for key in range(num_decoders)]
         assert sum(planned(Paced(), 2048, *decoders, prompt(9, 1000)).values()) == 240
@@ -201,7 +201,7 @@ def test_paced_cuts_prompts_where_the_tick_has_whole_blocks() -> None:
 
 
 def test_paced_counts_the_cells_that_the_prompt_itself_takes() -> None:
-    """Cells in use and those of the new tokens make a pass dearer: the most whole blocks that still fit are found."""
+    """Cells in use and cells of the new tokens make a pass dearer: the most whole blocks that still fit are found."""
     cost = TrialCost(pass_s=0.01, token_s=0.0001, cell_s=1e-6)
     tokens = planned(Paced(), 2048, decoder(0), prompt(1, 1000), cost=cost, num_cells=500)[1]
     assert cost.seconds(1 + tokens, 500 + tokens) <= 0.25 < cost.seconds(5 + tokens, 504 + tokens)
@@ -230,7 +230,7 @@ WEIGHTS = TrialCost(pass_s=0.024, token_s=0.002, cell_s=0.0, output_s=0.006)
 
 
 def test_paced_keeps_the_target_where_no_time_was_lost() -> None:
-    """However many prompts wait: ticks become longer by what was lost, not by what might be."""
+    """For any number of waiting prompts: ticks become longer by the actual loss, not by a possible loss."""
     sequences = [decoder(0), *(prompt(key, 400) for key in range(1, 9))]
     tokens = planned(Paced(), 2048, *sequences, cost=WEIGHTS, itl_target_s=0.15)
     assert sum(tokens.values()) == 1 + (150 - 24 - 8) // 2
@@ -248,7 +248,7 @@ def test_paced_lets_the_target_yield_while_too_much_time_is_lost() -> None:
 
 
 def test_paced_keeps_the_target_while_little_is_lost() -> None:
-    """Up to the share that `efficiency` allows, and where ticks within the target lose no more than it."""
+    """Up to the share that `efficiency` allows, and if ticks within the target lose no more than it."""
     assert planned(Paced(), 2048, *BESIDE, lost_share=0.009, lost_tick_s=0.01)[1] == 239
     assert planned(Paced(), 2048, *BESIDE, lost_share=0.5, lost_tick_s=0.002)[1] == 239
 
@@ -261,7 +261,7 @@ def test_the_efficiency_of_paced_may_be_all_or_nothing() -> None:
 
 
 def test_paced_gives_prompts_sixteen_tokens_however_slow_the_machine() -> None:
-    """Where even that would take too long, prompts go on with the least number of tokens."""
+    """If even that would take too long, prompts go on with the least number of tokens."""
     cost = TrialCost(pass_s=1.0, token_s=1.0)
     assert planned(Paced(), 2048, decoder(0), prompt(1, 1000), cost=cost) == {0: 1, 1: 16}
     assert planned(Paced(least_tokens=3), 2048, decoder(0), prompt(1, 1000), cost=cost) == {0: 1, 1: 3}
@@ -288,7 +288,7 @@ class TiledCost:
     ],
 )
 def test_paced_fills_a_tile_where_that_is_worth_it(below_s: float, tile_s: float, num_prefill: int) -> None:
-    """Up to a quarter above the target, where prompts come at least as much faster; else as much as fits below."""
+    """Up to a quarter above the target, if prompts come at least as much faster; else as much as fits below."""
     cost = TiledCost(below_s, tile_s)
     shares = planned(Paced(), 2048, *(decoder(key) for key in range(4)), prompt(4, 2000), cost=cost, itl_target_s=0.1)
     assert shares[4] == num_prefill
@@ -307,7 +307,7 @@ def test_paced_makes_large_ticks_while_nothing_decodes() -> None:
 
 
 def test_paced_lets_the_shortest_prompt_go_first() -> None:
-    """Of prompts that came together, the one with the least left to compute is first."""
+    """Of prompts that came together, the prompt with the least left to compute is first."""
     sequences = (prompt(0, 500, submitted_s=0.0), prompt(1, 40, submitted_s=0.0), prompt(2, 90, submitted_s=0.0))
     assert list(planned(Paced(), 100, *sequences).items()) == [(1, 40), (2, 60)]
 

@@ -1,4 +1,4 @@
-"""From what a caller gives to a strategy: names, `module:attr`, entry points, objects; and what is refused."""
+"""From a caller's value to a strategy: names, `module:attr`, entry points, objects; and refusals."""
 
 from __future__ import annotations
 
@@ -135,13 +135,13 @@ def test_what_cannot_be_loaded_is_named_with_the_reason(own_module: str, path: s
 
 @pytest.mark.parametrize("value", [None, 3, True, object(), b"paced"])
 def test_an_object_without_a_plan_is_no_strategy(value: Any) -> None:
-    """The error is a TypeError and names what is missing."""
+    """The error is a TypeError and names the missing part."""
     with pytest.raises(InvalidType, match="method plan"):
         resolve_strategy(value)
 
 
 def test_a_module_may_name_no_strategy(own_module: str) -> None:
-    """What `module:attr` leads to is checked like an object, and named."""
+    """The object of `module:attr` is checked like an object, and named."""
     with pytest.raises(InvalidType, match="'own_strategies:nothing' must be an object with a method plan"):
         resolve_strategy(f"{own_module}:nothing")
 
@@ -161,14 +161,14 @@ def test_a_class_instead_of_an_object_is_refused_with_the_way_out() -> None:
     ],
 )
 def test_a_name_takes_options_as_text_or_as_a_mapping(value: Any) -> None:
-    """They are what the class is called with; those that are not named keep their defaults."""
+    """They are the arguments of the class; unnamed options keep their defaults."""
     strategy = resolve_strategy(value)
     assert isinstance(strategy, Paced)
     assert (strategy._patience, strategy._stretch, strategy._least_tokens) == (4, 1.5, 16)
 
 
 def test_options_are_read_by_the_types_of_the_class(own_module: str) -> None:
-    """Integers, numbers, booleans, texts, choices and their unions; without an annotation by what the text looks like."""
+    """Integers, numbers, booleans, texts, choices and their unions; without an annotation by the look of the text."""
     text = "count=3,rate=2,fine=off,word=7,mode=fast,limit=none,either=4.5,any=1e3"
     typed = {
         "count": 3,
@@ -215,14 +215,14 @@ def test_options_are_read_by_the_types_of_the_class(own_module: str) -> None:
     ],
 )
 def test_an_option_that_cannot_be_is_named_with_its_strategy(own_module: str, value: Any, message: str) -> None:
-    """The option, its value and what may be; afterwards the right one works."""
+    """The option, its value and the allowed values; afterwards the right value works."""
     with pytest.raises(InvalidParams, match=message):
         resolve_strategy(value)
     assert isinstance(resolve_strategy("paced:patience=4"), Paced)
 
 
 def test_a_name_is_checked_without_importing_what_is_not_shipped() -> None:
-    """Options of shipped ones are checked whole; of others, the syntax."""
+    """Options of shipped strategies are checked whole; of others, the syntax."""
     strategies.check_strategy_name("no_such_module:Own:size=3")
     strategies.check_strategy_name(Paced())
     strategies.check_strategy_name("paced:patience=4")

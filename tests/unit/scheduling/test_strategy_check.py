@@ -1,4 +1,4 @@
-"""`check_strategy`: it passes what is right, and names the first rule that a strategy breaks."""
+"""`check_strategy`: it passes correct strategies, and names the first rule that a strategy breaks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Change = Callable[[list[TokenAllocation], SchedulerView, int], Any]
 
 
 class Changed:
-    """A good strategy whose plans are changed."""
+    """A good strategy with changed plans."""
 
     def __init__(self, change: Change) -> None:
         self._change = change
@@ -85,7 +85,7 @@ def test_a_plan_against_the_rules_is_named(change: Change, message: str) -> None
 
 
 def test_an_error_of_the_strategy_is_the_cause() -> None:
-    """What it raised can be looked into."""
+    """The exception can be inspected."""
     with pytest.raises(StrategyError) as caught:
         check_strategy(Changed(raising))
     assert isinstance(caught.value.__cause__, KeyError)
@@ -127,7 +127,7 @@ class Counting:
 
 
 class Remembering:
-    """Gives a sequence that it has seen before nothing, where another one has work."""
+    """Gives a sequence that it has seen before nothing, if another has work."""
 
     def __init__(self) -> None:
         self._seen: set[int] = set()

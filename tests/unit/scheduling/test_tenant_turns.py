@@ -41,7 +41,7 @@ def world_of(starts: Starts, **options: Any) -> World:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_request_of_another_tenant_gets_a_slot_within_one_turn(strategy: str) -> None:
-    """Forty requests of one tenant came first, and at most one of them is served before the request of another."""
+    """Forty requests of one tenant came first, and at most one is served before the request of another."""
     starts = Starts()
     world = world_of(starts, strategy=strategy, limits={"num_slots": 2})
     for number in range(40):
@@ -75,7 +75,7 @@ def test_without_tenants_priority_and_arrival_decide() -> None:
 
 
 def test_the_tenant_with_most_sequences_is_preempted() -> None:
-    """If cells are short, the youngest sequence of the tenant with most goes, not the only one of another tenant."""
+    """If cells are short, the youngest sequence of the tenant with most is preempted, not the only sequence of another tenant."""
     world = World(limits={"num_slots": 4}, num_cells=60)
     outcomes = [world.submit("abcdef", max_tokens=20, ignore_eos=True, tenant="a") for _ in range(3)]
     world.tick()
@@ -102,7 +102,7 @@ def test_the_priority_of_a_tenant_does_not_hold_up_the_prompt_of_another(strateg
 
 @pytest.mark.parametrize("other", [None, "b"])
 def test_prompts_of_a_tenant_wait_for_a_prefix_that_another_one_of_it_computes(other: str | None) -> None:
-    """Three prompts that begin alike are computed once, with and without another tenant among the running ones."""
+    """Three prompts with the same beginning are computed once, with and without another running tenant."""
     world = World(limits={"num_slots": 4, "n_batch": 32, "chunk_size": 32}, num_cells=600)
     if other is not None:
         world.submit("hello", max_tokens=40, ignore_eos=True, tenant=other)

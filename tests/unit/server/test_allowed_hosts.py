@@ -16,7 +16,7 @@ from paceline.server.routes import RouteFacts, Routes
 
 
 def ask(names: tuple[str, ...], *hosts: str) -> list[Message]:
-    """What is sent to a request with these Host headers; a plain 200 has no body."""
+    """Return the bytes sent to a request with these Host headers; a plain 200 has no body."""
     sent: list[Message] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -94,7 +94,7 @@ def test_other_names_are_refused_before_anything_is_read(host: str) -> None:
 
 
 def test_names_that_were_given_are_served() -> None:
-    """In any case of letters, with their port; and of those below a name only where they were meant."""
+    """In any case of letters, with their port; and names below it only if they were listed."""
     names = ("LLM.example.org", "*.lan", "one.")
     for host in ("llm.example.org:80", "Llm.Example.Org.", "box.lan", "a.b.lan:1", "one", "localhost"):
         assert status(names, host) == 200

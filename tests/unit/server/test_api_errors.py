@@ -125,7 +125,7 @@ def test_an_unexpected_error_shows_no_details() -> None:
     ],
 )
 def test_folders_are_cut_from_internal_messages(text: str, expected: str) -> None:
-    """Names of files stay, and what only looks like a path."""
+    """Names of files stay, and texts that only look like a path."""
     assert strip_folders(text) == expected
 
 

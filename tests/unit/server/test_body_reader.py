@@ -46,7 +46,7 @@ class World:
         path: str = "/x",
         tenant: str = "",
     ) -> dict[str, Any]:
-        """Return the start of the response; empty where there is none."""
+        """Return the start of the response; empty if there is none."""
         messages = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
         messages.append({"type": "http.disconnect"} if hangs_up else {"type": "http.request", "body": b""})
         sent: list[Message] = []
@@ -109,7 +109,7 @@ def test_a_tenant_leaves_room_for_the_bodies_of_others() -> None:
 
 
 def test_bodies_that_do_not_fit_together_are_refused_until_others_are_done() -> None:
-    """With a 429 and the time to wait; smaller ones still fit."""
+    """With a 429 and the time to wait; smaller bodies still fit."""
 
     async def main() -> None:
         world = World()
@@ -215,7 +215,7 @@ def test_a_decoded_body_holds_its_decoded_bytes_of_the_budget() -> None:
 
 
 def test_a_bomb_is_refused_when_its_decoded_bytes_pass_a_limit() -> None:
-    """The limit of one body is a 413, that of all bodies together a 429; both release what was reserved."""
+    """The limit of one body is a 413, the limit of all bodies together a 429; both release the reserved bytes."""
 
     async def main() -> None:
         world = World()

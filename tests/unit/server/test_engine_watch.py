@@ -1,4 +1,4 @@
-"""When an engine is looked at, by the questions that it gets: an engine whose replies a test gives."""
+"""Times of looks at an engine, by its queries: an engine with replies given by a test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONG_S = 60.0
 
 
 class Viewer(Watcher):
-    """Counts what it is shown."""
+    """Counts the events shown."""
 
     def __init__(self, interval_s: float = LEAST_S, wants_nodes: int | None = None) -> None:
         self.interval_s, self.wants_nodes = interval_s, wants_nodes
@@ -123,7 +123,7 @@ def test_an_engine_that_ticks_is_asked_ahead() -> None:
 
 
 def test_an_engine_that_does_not_tick_is_asked_when_a_look_is_due() -> None:
-    """Though requests are open: it would reply at once, and what begins then would be seen later."""
+    """Though requests are open: it would reply at once, and later changes would be seen later."""
 
     async def steps() -> None:
         engine, viewer = AskedEngine(ticks=False), Viewer()
@@ -139,7 +139,7 @@ def test_an_engine_that_does_not_tick_is_asked_when_a_look_is_due() -> None:
 
 
 def test_an_early_reply_is_followed_by_a_look_when_it_is_due() -> None:
-    """The engine had nothing to do any more: what begins then is not seen an interval later than it might be."""
+    """The engine had nothing to do any more: a new request is not seen an interval later than possible."""
 
     async def steps() -> None:
         engine, viewer = AskedEngine(), Viewer(0.3)

@@ -71,7 +71,7 @@ def values(text: str, parse: Any = text_string_to_metric_families) -> Values:
 
 
 def exposed_by(snapshot: MetricsSnapshot) -> Values:
-    """What a text about this snapshot has to hold, by the metrics page alone."""
+    """Return the expected text for this snapshot, by the metrics page alone."""
     expected: Values = {}
     for sample in snapshot:
         if not isinstance(sample.value, Histogram):
@@ -150,7 +150,7 @@ def test_llama_server_s_metrics_have_the_values_of_ours() -> None:
 
 
 def test_requests_that_run_and_wait_are_counted_apart() -> None:
-    """Running requests are counted by slots, waiting ones by the queue."""
+    """Running requests are counted by slots, waiting requests by the queue."""
     world = World(limits={"num_slots": 2}, eos_every=10**9)
     for _ in range(5):
         world.submit("on and on", max_tokens=None)
@@ -227,5 +227,5 @@ def test_an_engine_that_is_not_alive_is_a_zero() -> None:
 
 @pytest.mark.skipif(not PAGE.is_file(), reason="the tests run without the pages beside them")
 def test_the_page_is_the_tables() -> None:
-    """docs/prometheus.md is what they say: python -m paceline.server.exposition > docs/prometheus.md."""
+    """docs/prometheus.md is generated: python -m paceline.server.exposition > docs/prometheus.md."""
     assert PAGE.read_text(encoding="utf-8") == exposition.markdown()

@@ -1,4 +1,4 @@
-"""Heartbeats of a stream keep their place among the events: what is encoded first is sent first, and nothing encoded is lost."""
+"""Heartbeats of a stream keep their place among the events: events are sent in the order of encoding, and none is lost."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Source:
 
 
 class Client:
-    """Receives what is sent. gate: cleared while it does not read."""
+    """Receives the sent bytes. gate: cleared while it does not read."""
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []
@@ -88,7 +88,7 @@ class Numbers(EventWriter):
 
 
 def kinds_in_order(client: Client) -> list[bytes]:
-    """What was sent, each with the number of its place."""
+    """Return the sent parts, each with the number of its place."""
     parts = b"".join(client.sent).split()
     assert [int(part.strip(b"abcdefghijklmnopqrstuvwxyz")) for part in parts] == list(range(len(parts)))
     return [part.rstrip(b"0123456789") for part in parts]
@@ -96,7 +96,7 @@ def kinds_in_order(client: Client) -> list[bytes]:
 
 @pytest.mark.parametrize("num_batches", [0, 2])
 def test_a_heartbeat_that_waits_for_the_client_is_sent_before_what_comes_after_it(num_batches: int) -> None:
-    """Also where the stream ends meanwhile."""
+    """Also if the stream ends meanwhile."""
 
     async def run() -> list[bytes]:
         numbers, client = Numbers(), Client()

@@ -1,4 +1,4 @@
-"""What the counting middleware sees of a response, whatever the application behind it does."""
+"""The counting middleware's view of a response, for any behaviour of the application."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def test_more_values_than_a_body_can_mean_are_refused(body: bytes) -> None:
 
 
 def test_more_lists_objects_and_fields_than_a_body_can_mean_are_refused() -> None:
-    """Before they are decoded, or where only an object shows how many it has."""
+    """Before they are decoded, or if only an object shows how many it has."""
     for body in (b"[[]" * 11, b'{"a":{"b":' * 7):
         with pytest.raises(ApiException, match="the limit of 20"):
             decode_json(body)

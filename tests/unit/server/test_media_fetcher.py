@@ -1,4 +1,4 @@
-"""Images from the web: which addresses are connected to, and the limits of what comes from there. No network."""
+"""Images from the web: the addresses that are connected to, and the limits of responses. No network."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def served(data: bytes, headers: dict[str, str] | None = None) -> httpx.Response
 
 
 class Web:
-    """Hosts by name, and what each URL returns."""
+    """Hosts by name, and the response of each URL."""
 
     def __init__(self, answers: dict[str, Callable[[httpx.Request], httpx.Response]] | None = None) -> None:
         self.addresses: dict[str, list[str]] = {"images.example": [PUBLIC], "b.deep.example": [OTHER]}
@@ -61,7 +61,7 @@ class Web:
     def fetch(
         self, *urls: str, domains: tuple[str, ...] = ("images.example", "*.deep.example"), total: int = 1 << 20
     ) -> Any:
-        """What each URL is; the only one's where there is one."""
+        """Return the result of each URL; a single URL's alone."""
 
         async def fetched() -> Any:
             fetcher = MediaFetcher(
@@ -81,7 +81,7 @@ class Web:
 
 
 def test_images_count_among_the_bytes_of_all_requests() -> None:
-    """A small body with URLs may not have more than is free, and what it has is free again at its end."""
+    """A small body with URLs may not have more than the free bytes, and its bytes are free again at its end."""
     web, budget = Web(), ByteBudget(len(FILE) + 10)
 
     async def fetched() -> None:
@@ -154,7 +154,7 @@ def test_other_hosts_are_not_even_resolved(url: str) -> None:
     ],
 )  # fmt: skip
 def test_addresses_that_are_not_public_are_never_connected_to(addresses: list[str]) -> None:
-    """Nor where one of several is; the error does not have them."""
+    """Nor if one of several is; the error does not have them."""
     web = Web()
     web.addresses["images.example"] = addresses
     message = web.why(URL)
@@ -164,7 +164,7 @@ def test_addresses_that_are_not_public_are_never_connected_to(addresses: list[st
 
 
 def test_public_addresses_are_known_also_within_others() -> None:
-    """An IPv4 address within one of IPv6 counts as itself."""
+    """An IPv4 address within an IPv6 address counts as itself."""
     assert all(map(is_public, [PUBLIC, OTHER, f"::ffff:{PUBLIC}", "64:ff9b::808:808", "2002:808:808::1"]))
 
 
@@ -183,7 +183,7 @@ REGISTRIES = [
 
 @pytest.mark.parametrize("block", REGISTRIES)
 def test_no_address_of_a_special_purpose_block_is_public(block: str) -> None:
-    """Neither the first nor the last address, nor those within an IPv6 address; the neighbours are public unless special too."""
+    """Neither the first nor the last address, nor an embedded address in IPv6; neighbours are public unless special too."""
     network = ipaddress.ip_network(block)
     ends = (network[0], network[-1])
     assert not any(is_public(str(end)) for end in ends)
@@ -213,7 +213,7 @@ def test_addresses_of_other_blocks_are_public(block: str) -> None:
 
 
 def test_every_redirect_is_resolved_and_checked_again() -> None:
-    """A name whose address has changed to a private one since the first request is not connected to."""
+    """A name that has changed to a private address since the first request is not connected to."""
     web = Web({"images.example/cat.png": redirect("/again")})
     answers = iter([[PUBLIC], ["192.88.99.1"]])
 
@@ -247,7 +247,7 @@ def test_every_redirect_is_checked(location: str, words: str) -> None:
 
 
 def test_redirects_are_followed_within_their_number() -> None:
-    """Relative ones, too."""
+    """Relative redirects, too."""
     hops = {f"images.example/{number}": redirect(f"/{number + 1}") for number in range(4)}
     there = {"images.example/cat.png": redirect("two"), "images.example/two": redirect("https://b.deep.example/x")}
     assert Web(there).fetch(URL) == FILE
@@ -263,7 +263,7 @@ class Slow(httpx.AsyncByteStream):
 
 
 def test_what_comes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In bytes of one and of all, in time, and not by what a compressed response says of itself."""
+    """In bytes of one and of all, in time, and independent of the claims of a compressed response."""
     web = Web({"images.example/slow": lambda _: httpx.Response(200, stream=Slow())})
     monkeypatch.setattr(request_media, "MAX_FILE_BYTES", 100_000)
     assert "has more than 100000 bytes" in web.why("https://images.example/slow")
@@ -292,7 +292,7 @@ class Held(httpx.AsyncByteStream):
 
 
 def test_one_request_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many images it has; those that wait too long for the others are not fetched, and say so."""
+    """However many images it has; images that wait too long for the others are not fetched, with a clear error."""
     web = Web()
     urls = [f"https://images.example/{number}" for number in range(10)]
     web.answers = {f"images.example/{number}": lambda _: httpx.Response(200, stream=Held(web)) for number in range(10)}
@@ -305,7 +305,7 @@ def test_one_request_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_request_does_not_wait_for_others_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that may be fetched at once are those of others, which hang; what comes behind them is fetched again."""
+    """All concurrent fetches are of other requests, which hang; later images are fetched again."""
     monkeypatch.setattr(request_media, "REQUEST_TIMEOUT_S", 0.05)
     web = Web()
 
@@ -370,7 +370,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 def test_a_connection_goes_to_the_resolved_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over a socket, to a server of this machine, whose address passes for a public one here alone."""
+    """Over a socket, to a server of this machine, with an address that counts as public here alone."""
     monkeypatch.setattr(request_media, "is_public", lambda _: True)
     monkeypatch.setenv("HTTP_PROXY", "http://proxy.invalid:1")
     web = Web()

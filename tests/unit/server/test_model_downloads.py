@@ -38,7 +38,7 @@ class FakeLocator:
 
 
 def test_two_requests_at_once_are_one_download(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other one is refused, though none ran when it came. None begins after the end, and no models are read then."""
+    """The other download is refused, though none ran when it came. None begins after the end, and no models are read then."""
     monkeypatch.setattr(model_downloads, "Locator", FakeLocator)
     monkeypatch.setattr(FakeLocator, "downloads", 0)
     read_again = []

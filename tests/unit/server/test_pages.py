@@ -11,7 +11,7 @@ from paceline.server.pages import api_page
 
 
 class Page(HTMLParser):
-    """What is on a page. links: what its links lead to; ids: of its parts; texts: those between the tags."""
+    """The contents of a page. links: targets of its links; ids: of its parts; texts: texts between the tags."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ def test_types_are_shown_in_words(schema: dict[str, Any], shown: str) -> None:
 
 
 def test_fields_go_by_how_much_they_matter() -> None:
-    """Those that are required first, those of this server last."""
+    """Required fields first, this server's own fields last."""
     given = document()
     given["components"]["schemas"]["ABody"] = {
         "properties": {"ours": {"description": "paceline's own"}, "second": {}, "first": {}},

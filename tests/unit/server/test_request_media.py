@@ -1,4 +1,4 @@
-"""Images of requests: which are taken, and what errors call them."""
+"""Images of requests: accepted images, and the names in errors."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_a_chat_may_go_on_without_what_its_model_cannot_take() -> None:
 
 
 def test_images_are_counted() -> None:
-    """Over all parts of a request; the one too many is named."""
+    """Over all parts of a request; the excess image is named."""
     media = request_media(max_images=2)
     media.of_base64("images[0]", DATA)
     media.of_url("images[1]", URL)
@@ -144,7 +144,7 @@ def test_images_are_counted() -> None:
 
 
 def test_the_seconds_of_audio_are_counted() -> None:
-    """Over all parts of a request; the one too many is named."""
+    """Over all parts of a request; the excess image is named."""
     media = request_media(modalities=("text", "audio"))
     data = base64.b64encode(wav_of_bytes(bytes(MAX_SECONDS // 2 * 1000 + 1000), 7, 1, 1000, 8)).decode()
     media.of_audio("audio[0]", {"data": data})
@@ -153,7 +153,7 @@ def test_the_seconds_of_audio_are_counted() -> None:
 
 
 def test_base64_of_mime_is_read() -> None:
-    """Broken into lines, in a data URL with its label in capitals, and where a file is taken for what it is."""
+    """Broken into lines, in a data URL with its label in capitals, and with a detected kind of file."""
     lines = base64.encodebytes(FILE).decode()
     assert request_media().of_url("a", f"data:image/png;BASE64,{lines}").data == FILE
     assert request_media().of_data("a", lines).data == FILE

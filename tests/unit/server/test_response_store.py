@@ -18,12 +18,12 @@ def put(
 
 
 def ids(store: ResponseStore, tenant: str = "", names: str = "abcdef") -> str:
-    """Those of the names that are stored."""
+    """Return the stored names."""
     return "".join(name for name in names if store.get(tenant, name) is not None)
 
 
 def test_a_conversation_grows_with_its_responses() -> None:
-    """Each has all items before it, and goes on without the earlier ones."""
+    """Each has all items before it, and goes on without the earlier responses."""
     store = ResponseStore(4, 1 << 20)
     put(store, "a")
     first = store.get("", "a")

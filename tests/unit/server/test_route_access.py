@@ -74,7 +74,7 @@ def test_every_route_is_listed_with_the_key_that_it_needs() -> None:
 
 
 def test_routes_that_change_the_server_need_an_operators_key() -> None:
-    """What changes the server for all tenants, or shows what replicas do for all of them, is the operator's."""
+    """Routes that change the server for all tenants, or show replicas' work for all of them, are the operator's."""
     assert {name for name, access in found_routes().items() if access == "operator"} == {
         "POST /lora-adapters",
         "POST /props",

@@ -1,4 +1,4 @@
-"""The list of servers of this machine: who is on it, who no longer is, and what its files give away."""
+"""The list of servers of this machine: running servers, ended servers, and the contents of its files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ URLS = ["http://127.0.0.1:8080"]
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the files are."""
+    """The folder of the files."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     return tmp_path / "paceline" / "servers"
 

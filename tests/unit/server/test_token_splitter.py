@@ -25,7 +25,7 @@ def test_a_character_belongs_to_the_token_that_completes_it() -> None:
 
 
 def test_each_part_has_its_own_index_and_probability() -> None:
-    """Those of its token; the choice is the chunk's."""
+    """The token's; the choice is the chunk's."""
     chunk = StreamChunk(
         index=5, choice=2, token_ids=(97, 98), text="ab", logprobs=(TokenLogprobs(-1.0), TokenLogprobs(-2.0))
     )

@@ -1,4 +1,4 @@
-"""Turns of requests whose texts are tokenised: never more bytes than there are, in order, fairly by tenant."""
+"""Turns of requests with texts to tokenise: never more bytes than the limit, in order, fairly by tenant."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_request_with_more_bytes_than_there_are_is_alone() -> None:
 
 
 def test_a_request_that_leaves_the_queue_holds_nobody_up() -> None:
-    """Neither the requests of its tenant nor those of others."""
+    """Neither the requests of its tenant nor others'."""
 
     async def test(queue: TurnQueue) -> None:
         queue.enter("a", 50)

@@ -1,4 +1,4 @@
-"""The files of the web page: the built ones with their headers, a folder's, and where there is no page."""
+"""The files of the web page: built files with their headers, a folder's files, and no page."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_folder_is_served_as_it_is_at_the_moment(folder: Path) -> None:
     ],
 )
 def test_nothing_outside_of_a_folder_is_served(folder: Path, route: str) -> None:
-    """Nor what is hidden, nor a folder without its slash."""
+    """Nor hidden files, nor a folder without its slash."""
     assert not PageFolder(folder).has(route)
 
 
@@ -126,7 +126,7 @@ def test_nothing_outside_of_a_folder_is_served(folder: Path, route: str) -> None
 def test_the_page_is_off_where_anyone_could_use_it(
     monkeypatch: pytest.MonkeyPatch, hosts: tuple[str, ...], keys: tuple[ApiKey, ...], asked: bool | None, is_on: bool
 ) -> None:
-    """Unless it was asked for; a sentence says so, but where it was switched off."""
+    """Unless it was requested; a sentence says so, unless it was switched off."""
     monkeypatch.setattr(web_page, "built_files", lambda: {"index.html": BuiltFile.of("index.html", b"x")})
     page = WebPage.of(ServerSettings(hosts=hosts, api_keys=keys, start_page=asked))
     assert (page.files is not None) is is_on
@@ -135,7 +135,7 @@ def test_the_page_is_off_where_anyone_could_use_it(
 
 
 def test_a_page_that_was_not_built_is_said_so(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """A folder of one's own is served all the same, also where anyone reaches it."""
+    """A folder of one's own is served all the same, also if anyone reaches it."""
     monkeypatch.setattr(web_page, "built_files", dict)
     assert WebPage.of(ServerSettings()) == WebPage(None, NOT_BUILT)
     assert web_page.page_facts() == {"is_built": False, "num_bytes": 0}
@@ -144,7 +144,7 @@ def test_a_page_that_was_not_built_is_said_so(monkeypatch: pytest.MonkeyPatch, f
 
 
 def test_the_files_of_an_installation_are_read_once(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """By their names within the folder, hidden ones as well."""
+    """By their names within the folder, hidden names as well."""
     monkeypatch.setattr(web_page, "built_folder", lambda: folder)
     web_page.built_files.cache_clear()
     try:
@@ -158,7 +158,7 @@ def test_the_files_of_an_installation_are_read_once(monkeypatch: pytest.MonkeyPa
 
 
 def test_types_do_not_depend_on_the_system() -> None:
-    """Those that a page has are known here."""
+    """The files of a page are known here."""
     assert media_type("a/b.JS") == "text/javascript; charset=utf-8"
     assert media_type("x.webmanifest") == "application/manifest+json"
     assert media_type("x.unknown-type") == "application/octet-stream"

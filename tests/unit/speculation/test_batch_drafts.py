@@ -1,4 +1,4 @@
-"""Drafters that propose for all sequences of a tick at once: what they are asked, what it costs, what becomes of errors."""
+"""Drafters that propose for all sequences of a tick at once: their calls, their cost, their errors."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class BatchOf(BatchOracle):
 def test_what_fails_for_all_is_logged_and_ends_no_request(
     result: Any, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The sequences go on without drafts, and the drafter is asked for later ones again."""
+    """The sequences go on without drafts, and the drafter is asked for later sequences again."""
     drafter = BatchOf(result)
     world = speculative(drafter)
     outcomes = [world.submit(prompt, **LONG) for prompt in ("abc", "xyz")]
@@ -95,7 +95,7 @@ def test_a_wrong_proposal_of_a_batch_ends_its_own_sequence() -> None:
 
 
 class LaggingOracle(BatchOracle):
-    """Lags behind in nothing, and returns or raises what it is given."""
+    """Never lags behind, and returns or raises given values."""
 
     def __init__(self, futures: Sequence[Sequence[int]], **results: Any) -> None:
         super().__init__(futures)
@@ -119,7 +119,7 @@ class LaggingOracle(BatchOracle):
 
 
 class OwnLag(BatchOracle):
-    """Has methods by the names of those of a drafter that lags behind, but counts no caught up tokens."""
+    """Has methods with the names of a lagging drafter's, but counts no caught up tokens."""
 
     def lag(self, key: int) -> int:
         raise NotImplementedError
@@ -151,7 +151,7 @@ def test_a_drafter_that_counts_no_caught_up_tokens_never_lags() -> None:
 def test_a_lagging_drafter_that_fails_ends_no_request(
     results: dict[str, Any], words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is logged, the sequences go on without drafts, and later ones have some again once it works."""
+    """It is logged, the sequences go on without drafts, and later sequences have drafts again once it works."""
     oracle = LaggingOracle([future for prompt in ("abc", "xyz") for future in futures(prompt, **LONG)], **results)
     world = speculative(oracle)
     outcomes = [world.submit(prompt, **LONG) for prompt in ("abc", "xyz")]
@@ -219,7 +219,7 @@ class Timed(BatchOracle):
 
 
 def test_depth_follows_what_steps_take() -> None:
-    """Where passes cost the same whatever is in them, steps that cost nothing are many, and dear ones none."""
+    """If passes of any size cost the same, steps without cost are many, and dear steps none."""
     options = {"max_tokens": 250, "ignore_eos": True}
     asked, spent, times = futures("abc", **options), {}, {}
     for step_s in (0.0, 0.003, 0.03):
@@ -237,7 +237,7 @@ def test_depth_follows_what_steps_take() -> None:
 
 
 def test_a_step_for_several_sequences_counts_once() -> None:
-    """What drafts add to a step that is made anyway is what weighs, so that more sequences draft deeper than one."""
+    """The additional cost of drafts in a step that is made anyway counts, so that more sequences draft deeper than one."""
 
     def depths(num_candidates: int, step_s: Callable[[int], float], limit_s: float = math.inf) -> list[int]:
         times = DraftingTimes(lambda num: 1.0, step_s, limit_s)
@@ -253,7 +253,7 @@ def test_a_step_for_several_sequences_counts_once() -> None:
 
 
 def test_a_block_is_one_step_which_goes_by_its_rows() -> None:
-    """A row for the newest token of each sequence and one for each draft; depth costs what these take."""
+    """A row for the newest token of each sequence and a row for each draft; depth costs these rows."""
 
     def depths(block_s: Callable[[Sequence[int]], float]) -> list[int]:
         return choose_depths([(0.8, 8)], 1, DraftingTimes(lambda num: 1.0, block_s=block_s), 100)
@@ -267,7 +267,7 @@ def test_a_block_is_one_step_which_goes_by_its_rows() -> None:
 
 
 def test_times_of_deep_blocks_say_little_of_shallow_ones_and_the_reverse() -> None:
-    """Those with fewer rows are taken to be cheaper, and more rows as dear as the most that were seen, until they are tried."""
+    """Fewer rows are assumed to be cheaper, and more rows as dear as the most seen, until they are tried."""
     deep = DraftCost(drafts_blocks=True)
     deep.observe(deep.steps_taken([15], [15]), 0.09)
     assert deep.of_depths([1]) == pytest.approx(0.09 * 2 / 16)
@@ -291,7 +291,7 @@ def test_blocks_are_no_deeper_than_the_file_makes_them() -> None:
 
 
 def test_steps_are_counted_by_the_sequences_that_reach_them() -> None:
-    """Those without drafts are in none."""
+    """Sequences without drafts are in none."""
     assert step_sizes([3, 0, 1, 3]) == [3, 2, 2]
     assert step_sizes([]) == []
 

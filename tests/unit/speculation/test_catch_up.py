@@ -1,4 +1,4 @@
-"""Catching up as an investment: where it is won back, what a trial may take, how much goes into a tick."""
+"""Catching up as an investment: the gain, the size of a trial, the share of a tick."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COSTS = (TickCostModel(), DecodeCost(TickCostModel()))
 
 
 class Lagging:
-    """Computed so many tokens in its last proposal. limits: what it was told."""
+    """Computed a number of tokens in its last proposal. limits: its arguments."""
 
     def __init__(self) -> None:
         self.num_caught_up = 0
@@ -61,7 +61,7 @@ def test_nobody_knows_that_a_long_rest_is_used() -> None:
 
 
 def test_what_is_not_known_yet_is_tried() -> None:
-    """Neither what a tick takes, nor what a token does; but where there can be no drafts nothing pays."""
+    """Neither a tick's cost, nor a token's; but if there can be no drafts nothing pays."""
     known, _ = catching_up(0.001)
     assert known.pays(10_000, 10, 0.0, 1)
     unknown, _ = catching_up()
@@ -85,7 +85,7 @@ def test_a_chunk_is_what_the_target_leaves_time_for() -> None:
 
 
 def test_a_tokens_time_is_the_median_of_five_proposals_that_tell() -> None:
-    """Few tokens tell nothing, one odd time nothing either; what lasts is learned."""
+    """Few tokens teach nothing, one odd time nothing either; lasting changes are learned."""
     one, drafter = catching_up()
     drafter.num_caught_up = 15
     assert not one.observe(1.0)
@@ -104,7 +104,7 @@ def test_a_tokens_time_is_the_median_of_five_proposals_that_tell() -> None:
 
 
 def test_a_trial_that_gets_no_further_makes_room_for_others() -> None:
-    """A sequence for which the drafter has no cells may not hold up the trials of those beside it for good."""
+    """A sequence without cells in the drafter may not hold up the trials of others for good."""
     drafter: Any = Lagging()
     limits: Any = SimpleNamespace(itl_target_s=0.05)
     lagging = LaggingSequences(

@@ -1,4 +1,4 @@
-"""Several drafters: which one proposes, which ones observe, and that each is judged by its own drafts."""
+"""Several drafters: the drafter that proposes, the drafters that observe, and separate acceptance."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_what_the_first_leaves_out_the_second_proposes(error_rate: float, kind: 
 
 
 def test_each_is_judged_by_its_own_drafts() -> None:
-    """That one is nearly always right makes the other, which never is, look no better; nor the other way round."""
+    """A drafter that is nearly always right does not make a wrong drafter look better; nor the other way round."""
     known = futures("abc", **LONG)
     first = Sometimes(known)
     world = chained(first, Fixed(1, 2, 3, 4))
@@ -83,7 +83,7 @@ def test_each_is_judged_by_its_own_drafts() -> None:
 
 
 def test_a_useless_first_one_soon_leaves_it_to_the_second() -> None:
-    """By what pays; right drafts follow nearly every pass."""
+    """By their gain; right drafts follow nearly every pass."""
     options: dict[str, Any] = {"max_tokens": 300, "ignore_eos": True}
     world = chained(Fixed(1, 2, 3), Oracle(futures("abc", **options)), depth=None)
     world.scheduler.calibrate([MeasuredPass(num, num, 0.01 + num * 0.00001, num) for num in (1, 4, 8, 64)])
@@ -94,7 +94,7 @@ def test_a_useless_first_one_soon_leaves_it_to_the_second() -> None:
 
 
 def test_drafts_of_all_stay_within_room_cells_and_target() -> None:
-    """Of the second what the first has left."""
+    """For the second drafter the rest of the first."""
     known = [future for prompt in PROMPTS for future in futures(prompt, **LONG)]
     world = chained(Sometimes(known), Oracle(known), limits={"max_drafted": 5})
     rows: list[Any] = []
@@ -107,7 +107,7 @@ def test_drafts_of_all_stay_within_room_cells_and_target() -> None:
 
 
 def test_drafts_that_are_there_count_where_others_are_chosen() -> None:
-    """They make the pass longer and win tokens: what would pay alone does not where another row has many already."""
+    """They make the pass longer and win tokens: a draft that would pay alone does not if another row has many already."""
     flat = TickCostModel()
     decode = DecodeCost(flat)
     for num in range(1, 12):
@@ -173,7 +173,7 @@ def test_random_chains_say_what_decoding_alone_says() -> None:
 
 
 def test_expected_tokens_are_the_worths_together() -> None:
-    """Of all drafts of a proposal; of certain ones their number."""
+    """Of all drafts of a proposal; for certain drafts their number."""
     one = Acceptance(UsualAcceptance(0.5))
     assert one.expected(3) == pytest.approx(0.5 + 0.25 + 0.125)
     assert one.expected(0) == 0.0

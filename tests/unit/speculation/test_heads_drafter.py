@@ -1,4 +1,4 @@
-"""Drafts of a model's own heads, without a model: what is asked of the backend, and when."""
+"""Drafts of a model's own heads, without a model: the calls of the backend, and their time."""
 
 from __future__ import annotations
 

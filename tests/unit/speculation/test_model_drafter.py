@@ -1,4 +1,4 @@
-"""A draft model's sequences: they catch up, follow by key, share prefixes, and go without drafts where there is no room."""
+"""A draft model's sequences: they catch up, follow by key, share prefixes, and go without drafts if there is no room."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONG: dict[str, Any] = {"max_tokens": 40, "ignore_eos": True}
 
 
 def going_on(prompt: list[int], num_tokens: int) -> list[int]:
-    """What the fake backend generates behind a prompt."""
+    """Return the fake backend's tokens after a prompt."""
     return futures(prompt, max_tokens=num_tokens, ignore_eos=True)[0][len(prompt) :]
 
 
@@ -27,7 +27,7 @@ def tokens(seed: int, num_tokens: int) -> list[int]:
 
 
 def test_drafts_are_what_the_draft_model_generates() -> None:
-    """A pass for what is missing, which gives the first, and one for each further; rejected ones are forgotten."""
+    """A pass for missing tokens gives the first draft, then a pass for each further draft; rejected drafts are forgotten."""
     backend = FakeDraftBackend()
     drafter, prompt = model_drafter(backend), tokens(1, 10)
     future = going_on(prompt, 30)
@@ -47,7 +47,7 @@ def test_drafts_are_what_the_draft_model_generates() -> None:
 
 
 def test_what_is_only_to_be_caught_up_with_gets_no_drafts() -> None:
-    """Asked for with 0 tokens: what is missing is computed, in parts, and then drafts come at once."""
+    """Asked for with 0 tokens: missing tokens are computed, in parts, and then drafts come at once."""
     backend = FakeDraftBackend()
     drafter, prompt = model_drafter(backend, chunk_size=30), tokens(1, 50)
     future = going_on(prompt, 3)
@@ -115,7 +115,7 @@ def test_a_long_prompt_is_caught_up_with_in_parts_while_others_draft() -> None:
 
 
 def test_a_sequence_that_was_not_asked_for_leaves_no_gap() -> None:
-    """What it got meanwhile is computed before it drafts again."""
+    """Tokens that came meanwhile are computed before it drafts again."""
     backend = FakeDraftBackend()
     drafter, prompt = model_drafter(backend), tokens(1, 10)
     future = going_on(prompt, 90)
@@ -130,7 +130,7 @@ def test_a_sequence_that_was_not_asked_for_leaves_no_gap() -> None:
 
 
 def test_a_sequence_starts_from_what_earlier_ones_left() -> None:
-    """Also the same one, after it was preempted; not from another namespace, nor from what may not stay behind."""
+    """Also the same sequence, after it was preempted; not from another namespace, nor from a request without caching."""
     backend = FakeDraftBackend()
     drafter, prompt = model_drafter(backend), tokens(1, 50)
     future = going_on(prompt, 20)
@@ -150,7 +150,7 @@ def test_a_sequence_starts_from_what_earlier_ones_left() -> None:
 
 
 def test_choices_of_one_prompt_compute_it_once() -> None:
-    """Those behind wait for the first, as long as that is asked for."""
+    """Later sequences wait for the first, as long as that is asked for."""
     backend = FakeDraftBackend(num_cells=2000)
     drafter, prompt = model_drafter(backend, n_batch=256, chunk_size=60), tokens(1, 100)
     for key in (1, 2, 3):
@@ -170,7 +170,7 @@ def test_choices_of_one_prompt_compute_it_once() -> None:
 
 
 def test_without_room_there_are_no_drafts_and_no_error() -> None:
-    """Idle prefixes go first, then sequences that were not asked for; those that come back compute anew."""
+    """Idle prefixes are evicted first, then sequences that were not asked for; returning sequences compute anew."""
     backend = FakeDraftBackend(num_cells=120, num_seq_ids=3)
     drafter = model_drafter(backend)
     for key in range(1, 8):
@@ -198,7 +198,7 @@ def long_future(prompt: list[int], num_tokens: int) -> list[int]:
 
 
 def follow(drafter: ModelDrafter, futures: dict[int, list[int]], found: list[list[int]]) -> None:
-    """Verify proposals of all keys against what follows, and take it from the futures."""
+    """Verify proposals of all keys against their futures, and take the tokens from the futures."""
     for (key, future), drafts in zip(futures.items(), found, strict=True):
         num_right = next((at for at, draft in enumerate(drafts) if draft != future[at]), len(drafts))
         if num_right < len(drafts):
@@ -209,7 +209,7 @@ def follow(drafter: ModelDrafter, futures: dict[int, list[int]], found: list[lis
 
 @pytest.mark.parametrize("sizes", [(200, 200, 400), (290, 290), (30, 200, 330)])
 def test_sequences_that_fill_the_cells_together_do_not_wait_for_each_other(sizes: tuple[int, ...]) -> None:
-    """The one that misses least goes on, with the cells of one that misses more; when it ends, another has them."""
+    """The shortest backlog goes on, with the cells of a longer backlog; when it ends, another has them."""
     backend = FakeDraftBackend(num_cells=600)
     drafter = model_drafter(backend, n_batch=256)
     futures = {}
@@ -231,7 +231,7 @@ def test_sequences_that_fill_the_cells_together_do_not_wait_for_each_other(sizes
 
 
 def test_a_sequence_that_has_no_room_costs_the_others_nothing_for_a_while() -> None:
-    """It is tried again every 16 ticks, and as soon as another ends: each try takes the cells of what is idle."""
+    """It is tried again every 16 ticks, and as soon as another ends: each try takes the cells of idle sequences."""
     backend = FakeDraftBackend(num_cells=300)
     drafter = model_drafter(backend)
     futures = {1: long_future(tokens(1, 100), 100), 2: long_future(tokens(2, 50), 100)}
@@ -254,7 +254,7 @@ def test_a_sequence_that_has_no_room_costs_the_others_nothing_for_a_while() -> N
 
 
 def test_cells_that_another_sequence_shares_are_not_cut() -> None:
-    """A failed pass leaves a sequence with nothing to compute, whose last cell another one has copied meanwhile."""
+    """A failed pass leaves a sequence with nothing to compute, and another has copied its last cell meanwhile."""
     backend = FakeDraftBackend()
     drafter, prompt = model_drafter(backend), tokens(1, 20)
     drafter.begin(1, prompt)
@@ -271,7 +271,7 @@ def test_cells_that_another_sequence_shares_are_not_cut() -> None:
 
 
 def test_a_prefix_stays_until_a_sequence_has_started_from_it() -> None:
-    """Where running sequences have nearly all ids, none is taken from the one prefix that the next sequence begins with."""
+    """If running sequences have nearly all ids, none is taken from the one prefix that the next sequence begins with."""
     backend, prompt = FakeDraftBackend(num_seq_ids=4), tokens(1, 40)
     drafter = model_drafter(backend)
     drafter.begin(1, prompt)
@@ -306,7 +306,7 @@ def test_unsure_and_foreign_tokens_are_not_proposed() -> None:
 
 
 def test_tokens_that_the_draft_model_does_not_have_end_its_drafts() -> None:
-    """Such a sequence has none; others have."""
+    """A sequence with images has none; others have."""
     backend = FakeDraftBackend()
     drafter = model_drafter(backend, n_vocab=200)
     drafter.begin(1, tokens(1, 10))
@@ -320,7 +320,7 @@ def test_tokens_that_the_draft_model_does_not_have_end_its_drafts() -> None:
 
 
 def test_a_failed_pass_is_raised_and_everything_is_computed_anew() -> None:
-    """No cell is taken for what it may not be."""
+    """No cell is taken for forbidden drafts."""
     backend = FakeDraftBackend()
     drafter, prompt = model_drafter(backend), tokens(1, 10)
     drafter.begin(1, prompt)

@@ -42,13 +42,13 @@ def test_text_that_goes_round_is_followed_round() -> None:
 
 
 def test_min_hits_counts_earlier_occurrences() -> None:
-    """What came once only may be chance."""
+    """A single occurrence may be chance."""
     assert proposed([1, 2, 3, 1, 2], min_hits=2) == []
     assert proposed([1, 2, 3, 1, 2, 4, 1, 2], 1, min_hits=2) == [4]
 
 
 def test_what_is_observed_is_looked_up_too() -> None:
-    """The sequence grows by what it generates; a rollback changes nothing."""
+    """The sequence grows by its generated tokens; a rollback changes nothing."""
     drafter = NgramDrafter(size_n=2)
     drafter.begin(1, [1, 2, 3])
     drafter.begin(2, [9, 9])
@@ -133,7 +133,7 @@ def test_a_drafter_of_ones_own_is_named_or_given() -> None:
     ],
 )
 def test_what_is_no_drafter_is_refused(value: Any, kind: type[Exception], says: str) -> None:
-    """With the option's name and what it may be."""
+    """With the option's name and the allowed values."""
     with pytest.raises(kind, match=says.replace("()", r"\(\)")) as error:
         resolve_drafter(value)
     assert "speculation" in str(error.value)

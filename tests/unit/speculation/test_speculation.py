@@ -1,4 +1,4 @@
-"""Drafts in the tick: what is verified, what is kept, and that only the clock shows the difference."""
+"""Drafts in the tick: verified drafts, kept drafts, and that only the clock shows the difference."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def futures(prompt: str | list[int], **options: Any) -> list[list[int]]:
 
 
 def told(outcome: Outcome, choice: int = 0) -> tuple[Any, ...]:
-    """What a reader sees of a choice."""
+    """Return a reader's view of a choice."""
     last = outcome.last(choice)
     return (
         outcome.token_ids(choice),
@@ -175,7 +175,7 @@ def test_wrong_drafts_leave_nothing_behind(kind: str) -> None:
 
 @pytest.mark.parametrize("memory", MEMORIES[2:], ids=str)
 def test_a_row_with_a_wrong_draft_is_computed_again_without_drafts(memory: dict[str, Any]) -> None:
-    """Unless the wrong ones can be cut: what was right comes with the next token, as decoding, and then drafts go on."""
+    """Unless the wrong drafts can be cut: right drafts come with the next token, as decoding, and then drafts go on."""
     options = {"max_tokens": 30, "ignore_eos": True}
     (whole,) = futures("abc", **options)
     ticks: list[TickRecord] = []
@@ -213,7 +213,7 @@ class Wrong:
 
 @pytest.mark.parametrize("memory", MEMORIES[2:], ids=str)
 def test_a_stop_within_a_burst_leaves_a_prefix_up_to_where_its_row_began(memory: dict[str, Any]) -> None:
-    """A state behind the end is no part of it, and what is before can be continued."""
+    """A state after the end is no part of it, and the part before can be continued."""
     options: dict[str, Any] = {"max_tokens": 60, "ignore_eos": True}
     (whole,) = futures("abcdefgh" * 3, **options)
     stop = next(item for index, item in enumerate(whole) if index > 30 and item not in whole[24:index])
@@ -232,7 +232,7 @@ def test_a_stop_within_a_burst_leaves_a_prefix_up_to_where_its_row_began(memory:
 
 
 def test_a_sequence_that_is_preempted_while_it_computes_again_begins_as_any_other() -> None:
-    """What it computes then is a prompt, and no decoding."""
+    """Its recomputation is a prompt, and no decoding."""
     options = {"max_tokens": 60, "ignore_eos": True}
     (whole,) = futures("abc", **options)
     world = speculative(Wrong(Oracle([whole]), 3), depth=4, kind="recurrent")
@@ -250,7 +250,7 @@ def test_a_sequence_that_is_preempted_while_it_computes_again_begins_as_any_othe
 
 
 def test_drafts_keep_a_tick_within_what_a_window_can_take_back() -> None:
-    """With `n_verify` no pass with drafts has more tokens, while prompts may fill longer ones."""
+    """With `n_verify` no pass with drafts has more tokens, while prompts may fill longer passes."""
     options = {"max_tokens": 60, "ignore_eos": True}
     ticks: list[TickRecord] = []
     oracle = Oracle(futures("abc", **options))
@@ -269,7 +269,7 @@ def test_drafts_keep_a_tick_within_what_a_window_can_take_back() -> None:
 @pytest.mark.parametrize("max_rollback", [0, 2, 12])
 @pytest.mark.parametrize("probability", [0.2, 0.5, 0.8, 0.95])
 def test_depths_weigh_what_is_computed_again(probability: float, max_rollback: int) -> None:
-    """For one sequence they are those with which a simulation makes the most tokens in a second, or next to it."""
+    """For one sequence the depths have the most tokens in a second in a simulation, or nearly."""
 
     def seconds(num_drafts: int) -> float:
         return 1.0 + 0.15 * num_drafts
@@ -294,7 +294,7 @@ def test_depths_weigh_what_is_computed_again(probability: float, max_rollback: i
 
 @pytest.mark.parametrize("memory", MEMORIES[2:], ids=str)
 def test_costs_decide_with_rows_that_are_taken_back(memory: dict[str, Any]) -> None:
-    """Where drafts are right often enough the text comes sooner, and where they are wrong not much later."""
+    """If drafts are right often enough the text comes sooner, and if they are wrong not much later."""
     options = {"max_tokens": 300, "ignore_eos": True}
     cost = FakeCost(base_s=0.01, token_s=0.0005)
     taken_s = {}
@@ -312,7 +312,7 @@ def test_costs_decide_with_rows_that_are_taken_back(memory: dict[str, Any]) -> N
 
 
 def test_a_burst_behind_a_stop_is_no_part_of_the_cached_prefix() -> None:
-    """What was verified behind the end is cut, so that the next turn begins from what the reader has."""
+    """Tokens verified after the end are cut, so that the next turn begins from the reader's tokens."""
     options = {"max_tokens": 60, "ignore_eos": True}
     (whole,) = futures("abc", **options)
     stop = whole[3 + 5]
@@ -410,7 +410,7 @@ class Uncopyable:
 
 
 def test_right_drafts_that_no_pass_has_are_no_mistake_of_the_drafter_and_stop() -> None:
-    """A sequence whose masks are never ready in time goes without drafts; those beside and behind it are not the worse for it."""
+    """A sequence with masks that are never ready goes without drafts; other and later sequences are not affected."""
     options: dict[str, Any] = {"max_tokens": 200, "ignore_eos": True}
     oracle = Oracle(futures("abc", **options))
     world = speculative(oracle, depth=None, num_cells=1000)
@@ -452,7 +452,7 @@ class Ticks(Instrument):
 
 
 def test_drafts_that_are_left_out_of_a_pass_are_not_counted_as_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither in usage, nor in a tick's record, nor where costs are learned; and what masks took before it is no cost of rows."""
+    """Neither in usage, nor in a tick's record, nor in learned costs; and the time of masks before it is no cost of rows."""
     observed: list[tuple[int, float]] = []
 
     def observe(self: Any, num_rows: int, num_cells: int, seconds: float) -> None:
@@ -602,7 +602,7 @@ class Failing(Fixed):
 
 
 def test_an_end_that_raises_is_logged_and_fails_no_request(caplog: pytest.LogCaptureFixture) -> None:
-    """Neither the one that has ended nor another one's."""
+    """Neither the ended request nor another."""
     world = speculative(Failing("end"))
     for number in (1, 2):
         outcome = world.submit("abc", max_tokens=20, ignore_eos=True)
@@ -631,7 +631,7 @@ class HalfBegun(Fixed):
 
 
 def test_a_begin_that_raises_is_followed_by_an_end() -> None:
-    """So that what it had set up is let go."""
+    """So that its resources are released."""
     drafter = HalfBegun(1)
     world = speculative(drafter)
     outcome = world.submit("abc", max_tokens=20, ignore_eos=True)
@@ -691,7 +691,7 @@ def test_sequences_that_end_are_forgotten() -> None:
 
 
 def test_costs_decide() -> None:
-    """Right drafts are made where a token more costs little, and next to none where each costs as much as a pass."""
+    """Right drafts are made if a token more costs little, and next to none if each costs as much as a pass."""
     options = {"max_tokens": 300, "ignore_eos": True}
     asked = futures("abc", **options)
     spent = {}
@@ -708,7 +708,7 @@ def test_costs_decide() -> None:
 
 
 def test_drafts_keep_the_inter_token_target_of_the_sequences_beside() -> None:
-    """What pays in tokens a second is left out where a tick gets longer than the target, unless one sequence decodes alone."""
+    """Drafts that pay in tokens a second are left out if they push a tick over the target, unless a sequence decodes alone."""
     options = {"max_tokens": 200, "ignore_eos": True}
     cost = FakeCost(base_s=0.04, token_s=0.002)
     longest_s = {}
@@ -779,7 +779,7 @@ def test_depths_follow_worth_and_cost() -> None:
 
 
 def test_worth_is_of_drafts_that_are_right_and_in_the_pass() -> None:
-    """What is left out though right says nothing against the drafter, and is worth nothing."""
+    """Right drafts that were left out do not count against the drafter, and are worth nothing."""
     one = Acceptance(UsualAcceptance())
     for _ in range(10):
         one.observe(3, 3, 2)
@@ -794,7 +794,7 @@ def test_worth_is_of_drafts_that_are_right_and_in_the_pass() -> None:
 
 
 def test_acceptance_follows_verdicts_and_trials_become_rare() -> None:
-    """Probability follows the verdicts; what fails is tried less and less often."""
+    """Probability follows the verdicts; failing drafts are tried less and less often."""
     one = Acceptance(UsualAcceptance())
     for _ in range(10):
         one.observe(4, 4)

@@ -1,4 +1,4 @@
-"""What speculation costs where it does not pay, and wins where it does, with passes as dear as real ones, on a clock."""
+"""The cost of speculation if it does not pay, and its gain if it does, with passes as dear as real passes, on a clock."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_free_proposals_win_where_they_are_right_and_cost_nothing_where_not(
 
 
 def test_a_new_request_has_drafts_at_once_whatever_was_left_out_before_the_end_of_the_last() -> None:
-    """Near its end a sequence has no room for drafts that pay; the choice of none is not kept for the one that follows."""
+    """Near its end a sequence has no room for drafts that pay; the choice of none is not kept for the next sequence."""
     world = StreamWorld(drafter=FreeDrafter(1.0))
     world.tokens_per_s(1, 2)
     num_passes = []
@@ -84,7 +84,7 @@ def test_a_new_request_has_drafts_at_once_whatever_was_left_out_before_the_end_o
 
 
 def test_trials_are_made_by_one_sequence_at_a_time() -> None:
-    """Where nothing pays no pass has drafts of two, once sizes are known."""
+    """If nothing pays no pass has drafts of two, once sizes are known."""
     world = StreamWorld(drafter=FreeDrafter(0.0))
     world.tokens_per_s(16, 16)
     world.passes.clear()
@@ -121,7 +121,7 @@ def chooser(seen_s: dict[int, float]) -> tuple[DepthChooser, DecodeCost]:
 
 
 def test_passes_without_drafts_are_seen_before_drafts_are_chosen() -> None:
-    """The first tick of a number of sequences that was never seen has none; then what it took decides."""
+    """The first tick with a new number of sequences has none; then its time decides."""
     for plain_s, pays in ((0.06, True), (0.02, False)):
         one, costs = chooser({1: 0.017, 8: 0.07})
         rows = Rows(4).rows
@@ -133,7 +133,7 @@ def test_passes_without_drafts_are_seen_before_drafts_are_chosen() -> None:
 
 
 def test_what_drafts_are_measured_by_is_seen_again() -> None:
-    """The first tick with drafts is left without, and of those behind it one in 65 where drafts win much, in 9 where little."""
+    """The first tick with drafts is left without, and of later ticks one in 65 if drafts win much, in 9 if little."""
     for drafts_s, interval in ((0.011, 65), (0.0475, 9)):
         one, _ = chooser({1: 0.01, **dict.fromkeys(range(2, 9), drafts_s)})
         chosen = [any(one.choose([(0.9, 7)], Rows(1).rows, 0, 64)) for _ in range(200)]
@@ -143,7 +143,7 @@ def test_what_drafts_are_measured_by_is_seen_again() -> None:
 
 
 def test_deciding_on_drafts_is_a_part_of_what_they_cost() -> None:
-    """Beside passes of half a millisecond drafts that win a third do not pay what it takes to decide on them."""
+    """With passes of half a millisecond drafts that win a third do not pay for the decision on them."""
     one, _ = chooser({1: 0.0005, **dict.fromkeys(range(2, 9), 0.0006)})
     assert not any(one.choose([(0.3, 7)], Rows(1).rows, 0, 64))
     assert one.is_measuring
@@ -164,7 +164,7 @@ def test_deciding_on_drafts_is_a_part_of_what_they_cost() -> None:
 
 
 def test_a_choice_is_kept_for_some_ticks_however_many_were_decided() -> None:
-    """What takes longer with the cells in use is seen after so many ticks, also where nothing was decided in most of them."""
+    """A time that grows with the cells in use is seen after a number of ticks, also if most of them decided nothing."""
     for num_ticks, num_calls in ((1, 17), (17, 1)):
         one, _ = chooser({1: 0.01, **dict.fromkeys(range(2, 9), 0.02)})
         one.choose([(0.1, 7)], Rows(1).rows, 0, 64)
@@ -222,7 +222,7 @@ def counted_chooser(monkeypatch: pytest.MonkeyPatch) -> tuple[DepthChooser, Call
 
 
 def test_last_tokens_of_cached_prompts_cost_what_decoding_rows_do() -> None:
-    """Such a pass is of a size as others, with what was seen of it: 16 rows, and not 1 beside prompts."""
+    """The pass is of its own size, with its measurements: 16 rows, and not 1 beside prompts."""
     one, _ = chooser({1: 0.017, 8: 0.071, 16: 0.09, 24: 0.133})
     rows = Rows(1, *[1] * 15).rows
     one.choose([(0.9, 8)], rows, 0, 64)
@@ -242,7 +242,7 @@ def test_beside_prompts_there_are_no_more_drafts_than_when_all_decode() -> None:
 
 
 def test_a_size_between_whole_blocks_is_taken_to_cost_what_these_do() -> None:
-    """Rows are computed four at a time: what was seen of other sizes says nothing of blocks, and beyond is nothing known."""
+    """Rows are computed four at a time: measurements of other sizes do not apply to blocks, and beyond nothing is known."""
     _, costs = chooser({1: 0.017, 7: 0.098, 10: 0.094, 16: 0.09, 32: 0.17})
     assert costs.least_seconds(7) == costs.seconds(7)
     assert costs.least_seconds(8) == pytest.approx(0.017 + 7 / 15 * 0.073, rel=0.05)
@@ -267,7 +267,7 @@ def test_where_prompts_are_never_away_drafts_are_not_held_back_for_good(seen_s: 
 
 
 def test_sizes_that_were_never_seen_are_trials() -> None:
-    """What such a pass loses is spent, and until that is paid back only sizes that were seen are chosen."""
+    """The loss of the pass is spent, and until it is paid back only known sizes are chosen."""
     one, costs = chooser({1: 0.017, 4: 0.018, 8: 0.02})
     one.budget.spend(one.budget.saved_s)
     rows, candidates = Rows(1).rows, [(0.9, 2)]
@@ -286,7 +286,7 @@ def test_sizes_that_were_never_seen_are_trials() -> None:
 
 
 def test_a_trial_has_as_many_drafts_as_lose_least() -> None:
-    """Where 8 rows take less than 3, seven drafts lose less than two, if they may be right."""
+    """If 8 rows take less than 3, seven drafts lose less than two, if they may be right."""
     one, _ = chooser({1: 0.017, 3: 0.08, 8: 0.071})
     one.choose([(0.5, 0)], Rows(1).rows, 0, 64)
     usual = Acceptance(UsualAcceptance(0.7))
@@ -310,7 +310,7 @@ def test_what_is_usual_counts_verdicts_and_not_proposals() -> None:
 
 
 def test_of_many_like_sequences_none_looks_much_better() -> None:
-    """A few lucky verdicts are no reason to think that one is right more often than the others; many are."""
+    """A few lucky verdicts do not show that a sequence is right more often than the others; many do."""
     usual, source = UsualAcceptance(), random.Random(3)
     sequences = [Acceptance(usual) for _ in range(16)]
     for _ in range(12):
@@ -340,7 +340,7 @@ class SlowToBegin(BatchOracle):
 
 
 def test_only_decisions_count_as_deciding() -> None:
-    """Neither does what beginning with a sequence takes, nor make ticks without candidates decisions seem cheap."""
+    """Neither the time of beginning with a sequence counts, nor do ticks without candidates make decisions seem cheap."""
     drafter = SlowToBegin()
     world = World(drafter=drafter, cost=lambda rows: 0.01)
     drafter.clock = world.clock
@@ -356,7 +356,7 @@ def test_only_decisions_count_as_deciding() -> None:
 
 
 class Asked(ModelDrafter):
-    """Notes the depths that it is asked for, with what each sequence misses."""
+    """Notes the requested depths, with the backlog of each sequence."""
 
     asked: list[list[tuple[int, float]]]
 

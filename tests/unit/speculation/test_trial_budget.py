@@ -1,4 +1,4 @@
-"""The time that trials may cost: what is put aside, what a trial spends, and that little is saved up."""
+"""The time that trials may cost: saving, spending, and a small limit on savings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from paceline.speculation.cost import TrialBudget
 
 
 def spent_budget() -> TrialBudget:
-    """A budget without what it begins with."""
+    """Return a budget without its initial savings."""
     budget = TrialBudget()
     budget.pass_time(1.0)
     budget.spend(budget.saved_s)
@@ -16,7 +16,7 @@ def spent_budget() -> TrialBudget:
 
 
 def test_a_part_of_the_time_is_put_aside_and_spent() -> None:
-    """Three thousandths of it; what a trial wins does not count."""
+    """Three thousandths of it; the gain of a trial does not count."""
     budget = spent_budget()
     assert budget.affords(0.0)
     assert not budget.affords(0.001)
@@ -58,7 +58,7 @@ def test_an_hour_without_trials_pays_for_few() -> None:
 
 @pytest.mark.parametrize(("tick_s", "expected_s"), [(0.5, 0.03), (0.0004, 0.0032)])
 def test_the_first_trial_need_not_be_saved_for(tick_s: float, expected_s: float) -> None:
-    """So that short loads learn something, too; little where ticks are short, as it is their time. Once."""
+    """So that short loads learn something, too; little if ticks are short, as it is their time. Once."""
     budget = TrialBudget()
     budget.pass_time(0.0)
     assert budget.saved_s == 0.0

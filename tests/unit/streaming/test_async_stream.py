@@ -1,4 +1,4 @@
-"""What a caller on an event loop holds: opening, reading, and leaving at every moment."""
+"""A caller's stream on an event loop: opening, reading, and leaving at every moment."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class FrontDoor:
 
 
 class OpenFrontDoor(FrontDoor):
-    """Submits at once; what it accepts has already generated a token."""
+    """Submits at once; an accepted request has already generated a token."""
 
     async def open(self) -> StreamChannel:
         self.may_submit.set()
@@ -338,7 +338,7 @@ def test_a_cancel_while_the_stream_opens_reaches_the_request() -> None:
 
 
 def test_closing_while_the_stream_opens_cancels_and_refuses_the_reader() -> None:
-    """Another task may close what a first one waits for."""
+    """Another task may close a stream that a first task waits for."""
 
     async def main() -> None:
         door = FrontDoor()

@@ -1,4 +1,4 @@
-"""The backlog: joining what waits at a bounded price, ripeness, and falling behind."""
+"""The backlog: joining waiting chunks at a bounded price, ripeness, and falling behind."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_joining_touches_each_token_a_few_times_only(monkeypatch: pytest.MonkeyP
 
 
 def test_a_chunk_that_was_waited_for_is_handed_on_as_it_is() -> None:
-    """Nothing is copied where the reader keeps up."""
+    """Nothing is copied if the reader keeps up."""
     backlog = Backlog()
     chunk = delta(0, 1)
     backlog.add(chunk)
@@ -69,7 +69,7 @@ def test_a_choice_is_ripe_with_the_interval_or_with_its_ending() -> None:
 
 
 def test_text_without_a_token_waits_for_the_next_one() -> None:
-    """A delta without tokens is none by itself; it goes out with what follows."""
+    """A delta without tokens is no chunk by itself; it goes out with later tokens."""
     backlog = Backlog()
     backlog.add(StreamChunk(index=0, text="x"))
     assert not backlog.ripe
@@ -114,7 +114,7 @@ def test_without_a_limit_no_reader_is_behind() -> None:
 
 
 def test_closing_makes_everything_ripe_and_gives_the_last_chunk_its_choices_rest() -> None:
-    """What other choices held comes before; what the last one's choice held comes with it, once."""
+    """Held-back text of other choices comes before; the last choice's comes with it, once."""
     backlog = Backlog(interval=5)
     backlog.add(delta(0, 1, choice=0))
     backlog.add(delta(0, 2, choice=1))

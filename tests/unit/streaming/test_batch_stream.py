@@ -24,7 +24,7 @@ from paceline.streaming import (
 
 
 def attached(count: int) -> tuple[list[StreamChannel], list[StreamSender], list[int]]:
-    """Channels of requests 0, 1, ..., the engine's ends of them, and the numbers of those that were cancelled."""
+    """Channels of requests 0, 1, ..., the engine's ends of them, and the numbers of cancelled requests."""
     channels = [StreamChannel.create() for _ in range(count)]
     cancelled: list[int] = []
     senders = [
@@ -56,7 +56,7 @@ def run(work: Awaitable[None]) -> None:
 
 
 def test_chunks_of_all_come_with_their_places_in_turns() -> None:
-    """What is there of one does not keep the others waiting; the loop ends after the last chunk of all."""
+    """Chunks of one do not keep the others waiting; the loop ends after the last chunk of all."""
     channels, senders, cancelled = attached(3)
     batch = BatchStream(channels)
     for _ in range(2):

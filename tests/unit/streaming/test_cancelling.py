@@ -1,4 +1,4 @@
-"""Cancelling: what it does and does not do, every way in which a reader leaves, and from within anything."""
+"""Cancelling: its effects, every way in which a reader leaves, and calls from within anything."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Engine:
 
 
 def test_cancel_sets_a_flag_calls_the_engine_once_and_drops_nothing() -> None:
-    """It does not finish: the engine does, with what it held back."""
+    """It does not finish: the engine does, with its held-back text."""
     calls: list[int] = []
     channel = StreamChannel.create()
     sender = channel.attach(on_cancel=lambda: calls.append(1))
@@ -37,7 +37,7 @@ def test_cancel_sets_a_flag_calls_the_engine_once_and_drops_nothing() -> None:
 
 
 def test_a_cancel_after_the_end_changes_nothing() -> None:
-    """The reason stays what it was, and the engine hears nothing."""
+    """The reason does not change, and the engine hears nothing."""
     calls: list[int] = []
     channel = StreamChannel.create()
     channel.attach(on_cancel=lambda: calls.append(1)).finish(ending(0, FinishReason.STOP))

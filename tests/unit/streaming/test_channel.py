@@ -1,4 +1,4 @@
-"""The channel: its states, what its reader finds, and how it ends."""
+"""The channel: its states, its reader's view, and its end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_new_channel_is_clean_and_its_own() -> None:
 
 
 def test_a_channel_goes_from_new_to_attached_to_finished() -> None:
-    """The states of its life, and what is known in each."""
+    """The states of its life, and the known facts in each."""
     channel = StreamChannel.create()
     sender = channel.attach(request_index=3, interval=2)
     assert (channel.state, channel.request_index, channel.interval) == (StreamState.ATTACHED, 3, 2)
@@ -61,7 +61,7 @@ def test_a_bad_interval_is_refused_and_the_channel_still_new(interval: int) -> N
 
 @pytest.mark.parametrize("limit", [0, -1, True, 1.5])
 def test_a_bad_limit_is_refused_and_the_channel_still_new(limit: int) -> None:
-    """What may gather is a positive integer, or None for as much as it likes."""
+    """The limit of gathering tokens is a positive integer, or None for no limit."""
     channel = StreamChannel.create()
     with pytest.raises(InvalidParams, match="max_buffered_tokens"):
         channel.attach(max_buffered_tokens=limit)
@@ -100,7 +100,7 @@ def test_a_get_gives_up_after_its_time() -> None:
 
 
 def test_a_reader_that_sees_the_end_finds_the_terminal_chunk() -> None:
-    """Finished means that the terminal chunk is in the queue, behind what came before."""
+    """Finished means that the terminal chunk is in the queue, after earlier chunks."""
     channel = StreamChannel.create()
     sender = channel.attach()
     sender.push(delta(0, 1))
@@ -132,7 +132,7 @@ def test_an_error_is_on_the_terminal_chunk() -> None:
 
 
 def test_what_waits_is_joined_and_nothing_is_lost() -> None:
-    """A slow reader finds one chunk with all ids, text and logprobs of those it missed."""
+    """A slow reader finds one chunk with all ids, text and logprobs of the missed chunks."""
     channel = StreamChannel.create()
     sender = channel.attach()
     for index in range(200):
@@ -143,7 +143,7 @@ def test_what_waits_is_joined_and_nothing_is_lost() -> None:
 
 
 def test_an_interval_holds_chunks_back_until_they_are_ripe() -> None:
-    """Two tokens wait for a third; the ending brings what was left."""
+    """Two tokens wait for a third; the ending brings the rest."""
     channel = StreamChannel.create()
     sender = channel.attach(interval=3)
     sender.push(delta(0, 1))
@@ -183,7 +183,7 @@ def test_choices_are_separate_and_end_one_by_one() -> None:
 
 
 def test_an_unripe_choice_is_not_lost_when_the_stream_ends() -> None:
-    """What a choice had held back comes out even if another choice's ending is the terminal chunk."""
+    """Held-back text of a choice comes out even if another choice's ending is the terminal chunk."""
     channel = StreamChannel.create()
     sender = channel.attach(interval=10)
     sender.push(delta(0, 1, choice=1))
@@ -195,7 +195,7 @@ def test_an_unripe_choice_is_not_lost_when_the_stream_ends() -> None:
 
 
 def test_falling_behind_and_catching_up_are_reported_to_the_engine() -> None:
-    """A call on each change, and the state to read back; what the limit does is the engine's affair."""
+    """A call on each change, and the state to read back; the effect of the limit is the engine's affair."""
     calls: list[bool] = []
     channel = StreamChannel.create()
     sender = channel.attach(max_buffered_tokens=2, on_backlog=lambda: calls.append(sender.is_behind))
@@ -228,7 +228,7 @@ def test_a_limit_without_a_listener_can_be_looked_at() -> None:
 
 
 def test_after_the_end_a_backlog_is_not_reported() -> None:
-    """What a late reader takes is no news to the engine."""
+    """Chunks taken by a late reader are no news to the engine."""
     calls: list[bool] = []
     channel = StreamChannel.create()
     sender = channel.attach(max_buffered_tokens=1, on_backlog=lambda: calls.append(True))
@@ -240,7 +240,7 @@ def test_after_the_end_a_backlog_is_not_reported() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_in_a_forked_child_an_open_channel_raises() -> None:
-    """Whatever waits raises at once; what has ended can still be read; a new channel works."""
+    """Waiting readers raise at once; an ended stream can still be read; a new channel works."""
     open_one, ended = StreamChannel.create(), StreamChannel.create()
     open_one.attach().push(delta(0, 1))
     ended.attach().finish(ending(0, FinishReason.STOP))

@@ -1,4 +1,4 @@
-"""What a stream's end leaves behind where memory runs out in the middle of it: nothing that waits, nothing that is lost."""
+"""A stream's end when memory runs out in the middle of it: no waiting reader, no lost text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def no_memory(*_: Any) -> Any:
 
 
 def test_an_ending_that_cannot_be_joined_comes_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stream has ended all the same, and what was held back comes in chunks before the last one."""
+    """The stream has ended all the same, and held-back text comes in chunks before the last chunk."""
     channel = StreamChannel.create()
     sender = channel.attach(interval=10)
     sender.push(delta(0, 1, choice=0))
@@ -37,7 +37,7 @@ def test_an_ending_that_cannot_be_joined_comes_by_itself(monkeypatch: pytest.Mon
 
 
 def test_a_reader_that_cannot_be_woken_keeps_no_other_reader_asleep(caplog: pytest.LogCaptureFixture) -> None:
-    """`finish` and `release` wake the others, log the failure, and try that one again; neither raises."""
+    """`finish` and `release` wake the others, log the failure, and try that reader again; neither raises."""
     channel = StreamChannel.create()
     sender = channel.attach()
     waiting = arrival(sender._end_waiters)

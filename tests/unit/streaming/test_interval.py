@@ -1,4 +1,4 @@
-"""The interval of a stream: what a chunk needs, changed before and while the stream runs."""
+"""The interval of a stream: the tokens of a chunk, changed before and while the stream runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.streaming.sender import Backlog, whole
 
 
 def test_a_smaller_interval_lets_what_waits_be_taken() -> None:
-    """What is enough by the new interval can be taken at once, without another token."""
+    """Tokens that are enough by the new interval can be taken at once, without another token."""
     channel = StreamChannel.create()
     sender = channel.attach(interval=5)
     sender.push(delta(0, 1, 2))
@@ -26,7 +26,7 @@ def test_a_smaller_interval_lets_what_waits_be_taken() -> None:
 
 
 def test_a_larger_interval_holds_for_what_comes_next() -> None:
-    """What could be taken before still can; then a chunk needs as many tokens as the new interval."""
+    """A takeable chunk still can be taken; then a chunk needs as many tokens as the new interval."""
     channel = StreamChannel.create()
     sender = channel.attach()
     sender.push(delta(0, 1))
@@ -39,7 +39,7 @@ def test_a_larger_interval_holds_for_what_comes_next() -> None:
 
 
 def test_each_choice_is_held_to_the_new_interval() -> None:
-    """Of several choices those go out that have enough, and the others wait."""
+    """Of several choices those with enough tokens go out, and the others wait."""
     backlog = Backlog(interval=10)
     backlog.add(delta(0, 1, 2, 3, choice=0))
     backlog.add(delta(0, 4, choice=1))
@@ -141,7 +141,7 @@ def test_changes_race_pushes_and_lose_nothing() -> None:
 
 
 def test_a_stream_shows_and_changes_its_channels_interval() -> None:
-    """`interval` and `request_index` of a `Stream` are those of its channel."""
+    """`interval` and `request_index` of a `Stream` equal its channel's."""
     channel = StreamChannel.create()
     sender = channel.attach(request_index=7, interval=4)
     stream = Stream(channel)
@@ -153,7 +153,7 @@ def test_a_stream_shows_and_changes_its_channels_interval() -> None:
 
 
 def test_an_async_stream_keeps_an_interval_until_it_has_a_channel() -> None:
-    """Before it is entered it has the one that was asked for; one that is set then holds from the first chunk on."""
+    """Before it is entered it has the requested interval; an interval set then holds from the first chunk on."""
 
     async def main() -> None:
         channel = StreamChannel.create()
@@ -195,7 +195,7 @@ def test_an_async_stream_that_sets_nothing_leaves_the_channel_alone() -> None:
 
 
 def test_a_detached_channel_is_new() -> None:
-    """After a refusal nothing of the engine is kept, what the caller set stays, and another request can have the channel."""
+    """After a refusal nothing of the engine is kept, the caller's setting stays, and another request can have the channel."""
     cancels: list[None] = []
     channel = StreamChannel.create()
     channel.interval = 6

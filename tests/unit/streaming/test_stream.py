@@ -1,4 +1,4 @@
-"""What a caller of a program without an event loop holds."""
+"""The stream of a caller without an event loop."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_loop_that_was_left_is_collected_as_cancelled() -> None:
 
 
 def test_no_part_of_a_stream_is_collected_as_the_whole() -> None:
-    """Not of a stream that was closed before its end, and not of one whose channel was read, wholly or in part."""
+    """Not of a stream that was closed before its end, and not if its channel was read, wholly or in part."""
     stream, sender = pair()
     sender.push(delta(0, 1))
     stream.get()
@@ -201,7 +201,7 @@ def test_leaving_the_loop_cancels_though_the_stream_is_held() -> None:
 
 
 def test_leaving_the_block_cancels() -> None:
-    """However it is left; what had ended before stays as it was."""
+    """In any way of leaving; an ended stream does not change."""
     stream, sender = pair()
     with stream:
         pass
@@ -218,7 +218,7 @@ def test_leaving_the_block_cancels() -> None:
 
 
 def test_a_cancelled_stream_can_be_read_to_its_end() -> None:
-    """`cancel` keeps what was generated; the engine adds the ending."""
+    """`cancel` keeps the generated text; the engine adds the ending."""
     stream, sender = pair()
     sender.push(delta(0, 1))
     stream.cancel()
@@ -262,7 +262,7 @@ def test_a_forgotten_stream_that_ended_cancels_nothing() -> None:
 
 
 class Owner:
-    """What made a stream."""
+    """The maker of a stream."""
 
 
 def test_a_stream_keeps_its_maker_until_it_is_closed_or_forgotten() -> None:

@@ -23,7 +23,7 @@ def pair() -> tuple[StreamChannel, StreamSender]:
 
 
 def test_a_reader_that_waits_is_woken_by_a_chunk() -> None:
-    """A blocked get returns with what was pushed."""
+    """A blocked get returns with the pushed chunk."""
     channel, sender = pair()
     waiting = arrival(sender._readers)
     seen: list[object] = []
@@ -49,7 +49,7 @@ def test_a_reader_that_waits_is_woken_by_the_end() -> None:
 
 
 def test_a_reader_is_not_woken_for_what_it_cannot_take() -> None:
-    """An interval's first tokens leave the waiting reader where it is."""
+    """An interval's first tokens do not wake the waiting reader."""
     channel = StreamChannel.create()
     sender = channel.attach(interval=2)
     waiting = arrival(sender._readers)
@@ -298,7 +298,7 @@ def test_one_thread_may_have_several_loops_in_its_life() -> None:
 
 
 def test_a_reader_whose_loop_is_gone_does_not_hurt_the_engine() -> None:
-    """Pushing to a channel whose event loop was closed under its reader raises nothing."""
+    """Pushing to a channel with a closed event loop under its reader raises nothing."""
     channel, sender = pair()
     loop = asyncio.new_event_loop()
     task = loop.create_task(channel.get_async())

@@ -1,4 +1,4 @@
-"""The fake backend: what it draws depends on what is in its memory, and on nothing else."""
+"""The fake backend: its draws depend on the contents of its memory, and on nothing else."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_draws_depend_on_the_whole_history_and_not_on_chunks() -> None:
 
 
 def test_rows_do_not_disturb_each_other() -> None:
-    """Two sequences in one pass draw what each draws alone."""
+    """Two sequences in one pass draw the same as alone."""
     backend = FakeBackend()
     one, other = Placed(backend, 0), Placed(backend, 1)
     together = backend.step([row(one, 0, [1, 2]), row(other, 0, [3])], ())
@@ -107,7 +107,7 @@ def test_scores_do_not_depend_on_chunks() -> None:
 
 
 def test_a_failing_pass_keeps_nothing() -> None:
-    """What `fail` returns is raised and no row was computed; what `fail_row` returns is that row's alone."""
+    """The exception from `fail` is raised and no row was computed; the exception from `fail_row` is that row's alone."""
     errors: list[Exception | None] = [DecodeError("no"), None]
     backend = FakeBackend(fail=lambda number, rows: errors[number - 1], fail_row=lambda row: DecodeError("row"))
     one = Placed(backend, 0)
@@ -119,7 +119,7 @@ def test_a_failing_pass_keeps_nothing() -> None:
 
 
 def test_a_pass_without_room_keeps_nothing() -> None:
-    """Where the rows together do not fit, none of them is computed."""
+    """If the rows together do not fit, none of them is computed."""
     backend = FakeBackend(num_cells=5)
     with pytest.raises(NoKvSlot):
         backend.step([row(Placed(backend, 0), 0, [1, 2, 3]), row(Placed(backend, 1), 0, [1, 2, 3])], ())
@@ -134,7 +134,7 @@ def test_a_row_at_a_wrong_place_is_refused() -> None:
 
 
 def test_passes_take_their_time_on_the_clock() -> None:
-    """base_s and token_s of each pass, failed ones and embeddings as well."""
+    """base_s and token_s of each pass, failed passes and embeddings as well."""
     clock = ManualClock()
     backend = FakeBackend(clock=clock, cost=FakeCost(1.0, 0.5))
     backend.step([row(Placed(backend, 0), 0, [1, 2])], ())

@@ -49,7 +49,7 @@ def test_what_runs_beside_a_request_does_not_change_its_text() -> None:
 
 
 def test_time_passes_by_the_cost_of_passes_alone() -> None:
-    """The clock stands at what the passes cost, and the usage has these times."""
+    """The clock shows the cost of the passes, and the usage has these times."""
     clock = ManualClock()
     engine = FakeEngine(backend=FakeBackend(clock=clock, cost=FakeCost(base_s=0.5, token_s=0.25)), clock=clock)
     stream = engine.submit("abcd", max_tokens=1)
@@ -61,7 +61,7 @@ def test_time_passes_by_the_cost_of_passes_alone() -> None:
 
 
 def test_cancel_frees_the_slot_with_the_next_tick() -> None:
-    """What was generated is delivered and the slot is released."""
+    """The generated text is delivered and the slot is released."""
     engine = FakeEngine(num_slots=1)
     stream = engine.submit("hello", max_tokens=100, ignore_eos=True)
     engine.tick()

@@ -59,7 +59,7 @@ def test_only_attention_copies_parts(kind: Kind) -> None:
 
 @pytest.mark.parametrize("kind", APART)
 def test_cells_without_their_state_cannot_go_on(kind: Kind) -> None:
-    """A copy of cells, and loaded ones, compute only when the state of their place is there; then as the source did."""
+    """A copy of cells, and loaded cells, compute only when the state of their place exists; then as the source did."""
     one = memory(kind, num_cells=60)
     one.append(0, 0, list(range(1, 21)))
     saved = one.save_state(0, 20)
@@ -136,7 +136,7 @@ def test_misuse_is_refused() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 4)), max_size=40))
 def test_num_owners_add_up_whatever_is_done(steps: list[tuple[int, int, int]]) -> None:
-    """Used cells are those that some sequence id names, each as often held as it is named."""
+    """Used cells are cells that some sequence id names, each held as often as it is named."""
     one = memory()
     for seq_id, other, action in steps:
         if action <= 1 and one.num_used < 20:

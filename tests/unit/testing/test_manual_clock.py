@@ -9,7 +9,7 @@ from paceline.testing.fake_backend import ManualClock
 
 
 def test_it_goes_as_far_as_it_is_advanced() -> None:
-    """From where it starts, by what is added, and never by itself."""
+    """From its start, by added time, and never by itself."""
     clock = ManualClock(5.0)
     assert clock.now() == clock.now() == 5.0
     clock.advance(1.5)

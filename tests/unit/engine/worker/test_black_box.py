@@ -1,4 +1,4 @@
-"""What a dead worker leaves: each thread's request in a place of its own."""
+"""The record of a dead worker: each thread's request in a place of its own."""
 
 from __future__ import annotations
 

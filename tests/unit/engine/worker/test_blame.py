@@ -29,7 +29,7 @@ def test_a_kill_from_outside_gives_everything_to_the_next_worker_at_once() -> No
 
 
 def test_suspects_go_one_at_a_time_and_the_others_at_once() -> None:
-    """The next one starts when the one on probation has brought tokens twice."""
+    """The next request starts when the request on probation has brought tokens twice."""
     blame = running(1, 2, 3, 4)
     assert crash(blame, {1, 3}, {1, 2, 3, 4}) is None
     assert blame.take() == [1, 2, 4]
@@ -105,7 +105,7 @@ def test_a_crash_without_the_one_on_probation_makes_others_suspects_and_keeps_it
 
 
 def test_new_requests_wait_until_no_request_is_suspected() -> None:
-    """One of them may kill next, and the one on probation would be taken for it. So do those that had not started."""
+    """They may kill next, and the request on probation would be blamed. So do requests that had not started."""
     blame = running(1, 2)
     crash(blame, {1}, {1})
     blame.add(3)
@@ -116,7 +116,7 @@ def test_new_requests_wait_until_no_request_is_suspected() -> None:
 
 
 def test_where_the_pass_is_unknown_all_that_ran_are_suspects() -> None:
-    """Where none had started, all that were sent to the worker are suspects."""
+    """If none had started, all requests sent to the worker are suspects."""
     blame = running(1, 2, 3)
     crash(blame, None, {2, 3})
     assert blame.take() == [2]
@@ -136,7 +136,7 @@ def test_one_that_sits_out_ticks_does_not_keep_the_others_waiting() -> None:
 
 
 def test_an_outside_kill_keeps_the_suspicion() -> None:
-    """The one on probation has not been through it."""
+    """The request on probation has not been through it."""
     blame = running(1, 2)
     crash(blame, {1, 2}, {1, 2})
     assert blame.take() == [1]

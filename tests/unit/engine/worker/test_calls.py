@@ -1,4 +1,4 @@
-"""What callers ask of the worker: sent once to each, resolved once, also at the end of it."""
+"""Queries to the worker: sent once to each, resolved once, also at its end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SAVED = ("name", KeyedPrompt([]), ((), "", ""))
 
 
 def test_a_query_during_shutdown_gets_one_result() -> None:
-    """A late caller ends what is left, perhaps in the middle of the ending itself: no future is resolved twice."""
+    """A late caller ends the rest, perhaps in the middle of the ending itself: no future is resolved twice."""
     questions, worker, late = Calls(lambda: None, ManualClock()), Listener(), []
     for _ in range(3):
         questions.ask(ask.report).add_done_callback(lambda _: late.append(questions.ask(ask.slots)))
@@ -64,7 +64,7 @@ def test_without_a_worker_state_is_none_and_prefixes_wait() -> None:
 
 
 def test_after_a_death_the_next_worker_loads_again() -> None:
-    """What may have been done already fails with the death; what was not sent yet waits on."""
+    """A command that may have been carried out fails with the death; an unsent command waits on."""
     questions, first, second = Calls(lambda: None, ManualClock()), Listener(), Listener()
     loaded, saved = questions.ask(ask.load_prefix, NAMED), questions.ask(ask.save_prefix, SAVED)
     slots = questions.ask(ask.slots)
@@ -92,7 +92,7 @@ def test_state_is_not_refused_where_no_worker_may_come() -> None:
 
 
 def test_a_load_of_which_two_workers_died_is_given_up() -> None:
-    """Its file may be what they died of. Freeing is asked for until it is done, since it fails with no file."""
+    """Its file may be the cause of death. Freeing is repeated until it is done, since it fails with no file."""
     questions = Calls(lambda: None, ManualClock())
     adapter, saved = questions.ask(ask.load_adapter, ("a", "a.gguf")), questions.ask(ask.load_prefix, NAMED)
     freed = questions.ask(ask.free_adapter, ("b",))

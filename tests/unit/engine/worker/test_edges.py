@@ -1,4 +1,4 @@
-"""What the front keeps at hand for a death: the black box, the last words, the socket that never waits."""
+"""The front's records for a death: the black box, the last words, the socket that never waits."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_last_words_are_the_last_lines_in_bounded_room() -> None:
 
 
 def test_sending_never_waits_and_keeps_the_order() -> None:
-    """What a full socket does not take goes out when there is room; the watcher is notified."""
+    """Bytes that a full socket does not take go out when there is room; the watcher is notified."""
     ours, theirs = socket.socketpair()
     woken = threading.Event()
     link, other = Link(ours, woken.set), Link(theirs)

@@ -180,7 +180,7 @@ def test_bytes_that_are_no_message_are_an_error_of_ours(data: bytes) -> None:
 
 
 def classes(base: type[PacelineError] = PacelineError) -> list[type[PacelineError]]:
-    """Those with a code of their own; some of a server have that of their base."""
+    """Classes with a code of their own; some of a server have their base's code."""
     own = [base] if "code" in vars(base) else []
     return [*own, *(each for child in base.__subclasses__() for each in classes(child))]
 
@@ -233,7 +233,7 @@ def test_metrics_go_over_as_they_are() -> None:
 
 
 def test_another_version_of_the_protocol_is_refused() -> None:
-    """With what has happened, and the way out."""
+    """With the event, and the way out."""
     messages.check_protocol(messages.PROTOCOL)
     with pytest.raises(EngineError, match="changed on disk"):
         messages.check_protocol(messages.PROTOCOL + 1)

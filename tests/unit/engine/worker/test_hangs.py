@@ -48,7 +48,7 @@ def stopped(engine: WorkerEngine) -> Iterator[int]:
 
 
 def seconds(act: Callable[[], object]) -> float:
-    """Return what a call takes."""
+    """Return the duration of a call."""
     begin_s = time.monotonic()
     act()
     return time.monotonic() - begin_s
@@ -71,7 +71,7 @@ def num_hangs(engine: WorkerEngine) -> int:
 
 
 def test_a_front_ends_what_is_past_a_deadline_or_cancelled_if_the_worker_does_not() -> None:
-    """A second after that, once, with all tokens so far; what the worker brings later is dropped, and then the slot is free."""
+    """A second after that, once, with all tokens so far; later tokens of the worker are dropped, and then the slot is free."""
     with engine(hang_timeout_s=600.0, num_slots=4) as one:
         late = start(one, "late", max_tokens=None, options=RequestOptions(timeout_s=1.5))
         first_late = start(one, "first", max_tokens=None, options=RequestOptions(ttft_timeout_s=1000, timeout_s=1.0))
@@ -129,7 +129,7 @@ def test_a_start_that_is_reported_late_is_no_queue_timeout() -> None:
 
 
 def test_a_question_without_a_reply_fails_in_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    """Each of them, with an error that says so; metrics are those of the last report."""
+    """Each of them, with a clear error; metrics are the last report's."""
     for question in QUESTIONS.values():
         monkeypatch.setattr(question, "patience_s", 1.0)
     adapter = tmp_path / "adapter.gguf"
@@ -227,7 +227,7 @@ def test_a_pass_may_take_twenty_times_as_long_as_expected() -> None:
 
 
 def test_an_engine_whose_worker_hangs_closes_soon() -> None:
-    """Idle or not; what is open ends with SHUTDOWN."""
+    """Idle or not; open requests end with SHUTDOWN."""
     with engine(hang_timeout_s=600.0) as one, stopped(one):
         wait_until(lambda: one.heartbeat().silent_s > 3.0)
         assert seconds(one.close) < 8.0

@@ -89,7 +89,7 @@ def test_without_a_limit_it_stays() -> None:
 
 
 def test_requests_wait_so_long_for_servers_that_are_away() -> None:
-    """From the first worker that was refused; they end once, and later ones at once, until a worker is ready."""
+    """From the first refused worker; they end once, and later requests at once, until a worker is ready."""
     away, error = ServersAway(30.0), RpcServerUnavailable("10.0.0.2:50052 is away")
     assert math.isinf(away.next_s()) and away.give_up(1e9) is None
     away.lost(100.0, RpcServerUnavailable("earlier"))
@@ -149,7 +149,7 @@ def test_a_process_that_stopped_hangs_after_the_limit_whatever_its_pass_may_take
 
 
 def test_a_thread_that_does_not_come_back_hangs_though_another_one_gives_heartbeats() -> None:
-    """Of the engine's thread only the one before the tick is seen."""
+    """Of the engine's thread only the request before the tick is seen."""
     found = Watched().until_hung(lambda now_s: beat(now_s, beaten_s=99.0, state="ticking"))
     assert found is not None
     assert 20.0 <= found[0] <= 22.0
@@ -157,7 +157,7 @@ def test_a_thread_that_does_not_come_back_hangs_though_another_one_gives_heartbe
 
 
 def test_a_pass_that_is_expected_to_be_long_is_no_hang() -> None:
-    """Of 407 s for instance; beyond what is allowed it is."""
+    """Of 407 s for instance; beyond the allowed time it is."""
     watched = Watched()
     in_pass = [beat(0.0, beaten_s=99.0, state="ticking", allowed_s=450.0)]
     assert watched.until_hung(lambda now_s: replace(in_pass[0], listened_s=now_s), most_s=407.0) is None
@@ -213,7 +213,7 @@ def test_time_in_which_the_front_did_not_run_either_is_not_counted() -> None:
 
 
 def test_silence_with_an_excuse_is_not_counted() -> None:
-    """While a debugger holds the process or it reads pages from disk; later silence counts from where it was."""
+    """While a debugger holds the process or it reads pages from disk; later silence goes on counting."""
     watched = Watched()
     watched.is_excused = True
     last = beat(99.0)
@@ -225,7 +225,7 @@ def test_silence_with_an_excuse_is_not_counted() -> None:
 
 
 def test_without_a_limit_nothing_hangs() -> None:
-    """What it has seen of silence is known all the same."""
+    """Its observed silence is known all the same."""
     watched = Watched(math.inf)
     assert watched.until_hung(lambda _: beat(99.0)) is None
     assert watched.watch.silent_s > 4000.0

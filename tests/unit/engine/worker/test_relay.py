@@ -64,7 +64,7 @@ def last(parts: list[RequestEvent]) -> Delta:
 
 
 def test_a_request_is_relayed_from_its_beginning_to_its_end(engine: WorkerEngine) -> None:
-    """All tokens come, with what happened to the request, and nothing is open then."""
+    """All tokens come, with the request's events, and nothing is open then."""
     parts = relayed(engine, message())
     assert len(drawn(parts)) == 12
     assert any(isinstance(part, Started) and part.progress for part in parts)
@@ -85,7 +85,7 @@ def test_a_request_goes_on_from_what_another_engine_generated(engine: WorkerEngi
 
 
 def test_a_choice_that_has_ended_stays_so(engine: WorkerEngine) -> None:
-    """Of two choices the one that had ended brings nothing more."""
+    """Of two choices the ended choice brings nothing more."""
     both = relayed(engine, message(n=2))
     tokens = [
         [t for item in both if isinstance(item, Delta) and item.choice == choice for t in item.drawn]
@@ -98,7 +98,7 @@ def test_a_choice_that_has_ended_stays_so(engine: WorkerEngine) -> None:
 
 
 def test_a_cancel_ends_a_relayed_request(engine: WorkerEngine) -> None:
-    """The other front's command reaches the request under its key here."""
+    """The other front's command reaches the request under its local key."""
     parts: queue.SimpleQueue[RequestEvent] = queue.SimpleQueue()
     key = engine.relay(message(max_tokens=1_000_000), parts.put)
     parts.get(timeout=PATIENCE_S)
@@ -111,7 +111,7 @@ def test_a_cancel_ends_a_relayed_request(engine: WorkerEngine) -> None:
 
 
 def test_a_wrong_request_is_refused_and_leaves_nothing(engine: WorkerEngine) -> None:
-    """What is wrong with a message raises, and the next request runs."""
+    """An invalid message raises, and the next request runs."""
     with pytest.raises(InvalidParams):
         engine.relay(message(temperature=-1.0), lambda _: None)
     with pytest.raises(InvalidParams):
@@ -146,7 +146,7 @@ def test_texts_with_media_are_relayed(engine: WorkerEngine) -> None:
 
 
 def test_closing_ends_relayed_requests_with_parts_of_the_front() -> None:
-    """Requests of other fronts end with SHUTDOWN when the engine is closed, also those that no worker has any more."""
+    """Requests of other fronts end with SHUTDOWN when the engine is closed, also requests that no worker has any more."""
     engine = fake_worker_engine(backend_options={"eos_every": 10**9})
     parts: queue.SimpleQueue[RequestEvent] = queue.SimpleQueue()
     engine.relay(message(max_tokens=1_000_000), parts.put)

@@ -23,7 +23,7 @@ LONG_S = 60.0  # no wait of a test that passes takes so long
 
 @pytest.fixture
 def spares() -> Iterator[SpareWorkers]:
-    """Those of this process, none at first."""
+    """The spare workers of this process, none at first."""
     SPARE_WORKERS.end()
     yield SPARE_WORKERS
     SPARE_WORKERS.end()
@@ -51,7 +51,7 @@ def wait_gone(pid: int) -> None:
 
 
 def test_an_engine_takes_the_worker_that_waits(spares: SpareWorkers) -> None:
-    """It loads there; the next engine starts one of its own."""
+    """It loads there; the next engine starts a worker of its own."""
     waiting = launched_pid(spares)
     first = fake_worker_engine()
     second = fake_worker_engine()
@@ -115,7 +115,7 @@ def test_a_worker_of_a_folder_that_was_deleted_is_taken(
 def test_a_worker_of_a_folder_that_was_made_anew_is_not_taken(
     spares: SpareWorkers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It is in the one that was deleted, where relative paths mean nothing."""
+    """It is in the deleted folder, in which relative paths mean nothing."""
     folder = tmp_path / "anew"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -169,7 +169,7 @@ def test_a_worker_that_cannot_be_connected_is_ended(
 
 
 def test_a_worker_that_died_meanwhile_is_replaced(spares: SpareWorkers) -> None:
-    """As by the kernel, where memory is short."""
+    """As by the kernel, if memory is short."""
     waiting = launched_pid(spares)
     os.kill(waiting, signal.SIGKILL)
     os.waitid(os.P_PID, waiting, os.WEXITED | os.WNOWAIT)

@@ -12,7 +12,7 @@ from paceline.engine.worker.worker_requests import WorkQueue
 
 
 def test_tenants_take_turns() -> None:
-    """The request of a tenant is prepared after one of another, however many of those came first; each tenant's in order."""
+    """A tenant's request is prepared after one of another, however many came first; each tenant's in order."""
     work = WorkQueue[str]()
     for name in ("a1", "a2", "a3", "b1", "a4", "c1", "b2"):
         work.put(name, name[0])

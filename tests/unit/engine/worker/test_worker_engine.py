@@ -50,13 +50,13 @@ LONG = {"num_cells": 200_000, "eos_every": 10**9}
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker on a busy machine has time to report what it did."""
+    """A worker on a busy machine has time to report its work."""
     monkeypatch.setattr(worker_engine, "_STATS_S", 60.0)
 
 
 @contextmanager
 def engine(**options: Any) -> Iterator[WorkerEngine]:
-    """One whose worker may die often."""
+    """An engine with a worker that may die often."""
     options.setdefault("restarts", OFTEN)
     options["backend_options"] = {**LONG, **options.get("backend_options", {})}
     made = fake_worker_engine(**options)
@@ -81,14 +81,14 @@ def kill(engine: WorkerEngine, number: int = signal.SIGKILL) -> None:
 
 
 def first_of(channel: StreamChannel) -> StreamChunk:
-    """What comes first; the worker is at it then."""
+    """Return the first chunk; the worker is computing its stream then."""
     first = channel.get()
     assert isinstance(first, StreamChunk)
     return first
 
 
 def read(channel: StreamChannel, *taken: StreamChunk) -> tuple[list[int], str, StreamChunk]:
-    """Ids, text and the terminal chunk of what was taken and what comes; every chunk goes on where the last one ended."""
+    """Ids, text and the terminal chunk of earlier and later chunks; every chunk goes on at the end of the last."""
     ids: list[int] = []
     texts: list[str] = []
     last = None
@@ -127,7 +127,7 @@ def test_a_worker_is_this_interpreter_and_aborts_at_once() -> None:
 
 
 def test_streams_equal_those_of_an_engine_in_this_process() -> None:
-    """Ids and text are the same, with stops, several choices and logprobs among what is asked."""
+    """Ids and text are the same, with stops, several choices and logprobs among the options."""
     with engine() as one:
         ids, text, last = read(start(one, "hello", max_tokens=50))
         assert (ids, text) == undisturbed("hello", max_tokens=50)
@@ -175,7 +175,7 @@ def test_what_is_wrong_with_an_engine_is_raised_by_its_constructor() -> None:
 
 
 def test_a_strategy_goes_to_the_worker_by_name_with_its_options() -> None:
-    """As text or as a mapping; what is wrong with them is raised by the constructor, before there is a worker."""
+    """As text or as a mapping; the constructor raises errors in them, before there is a worker."""
     for strategy in ("decode_maximal:patience=3", {"name": "decode_maximal", "patience": 3}):
         with engine(strategy=strategy) as one:
             assert read(start(one, "hello", max_tokens=20))[:2] == undisturbed("hello", max_tokens=20)
@@ -184,7 +184,7 @@ def test_a_strategy_goes_to_the_worker_by_name_with_its_options() -> None:
 
 
 def test_a_queue_that_is_full_refuses_in_the_front() -> None:
-    """The front counts what was accepted and has not ended."""
+    """The front counts accepted requests that have not ended."""
     with engine(max_queue=1, backend_options={"num_seq_ids": 2}) as one:  # one slot
         running = [start(one, "hello", max_tokens=None) for _ in range(2)]
         with pytest.raises(QueueFull, match="2 requests"):
@@ -228,7 +228,7 @@ ENDLESS = RequestOptions(interval=1_000_000)  # no chunk before the end
 
 
 def test_a_new_interval_reaches_the_worker() -> None:
-    """A stream whose worker keeps everything back brings chunks of the new length, without end or death between."""
+    """A stream with a worker that keeps everything back brings chunks of the new length, without end or death between."""
     with engine() as one:
         channel = start(one, "hello", max_tokens=None, options=ENDLESS)
         channel.interval = 5
@@ -264,7 +264,7 @@ def test_a_new_worker_has_the_interval_that_holds() -> None:
 def up_to_the_next_worker(
     engine: WorkerEngine, dead: int | None, channel: StreamChannel, taken: list[StreamChunk]
 ) -> list[StreamChunk]:
-    """The chunks of a stream to the first one that has tokens of the worker after the one that was killed."""
+    """The chunks of a stream to the first chunk with tokens of the next worker after the killed worker."""
     chunks: list[StreamChunk] = []
     while engine.worker_pid in (None, dead):
         if isinstance(chunk := channel.get(0.01), StreamChunk):
@@ -276,7 +276,7 @@ def up_to_the_next_worker(
 
 
 def test_scores_of_the_prompt_come_with_any_interval() -> None:
-    """A request for them, whose worker keeps nothing back, takes a new interval as well."""
+    """A request for them, with a worker that keeps nothing back, takes a new interval as well."""
     options = RequestOptions(interval=1_000_000)
     with engine() as one:
         channel = start(one, "hello", max_tokens=50, prompt_logprobs=1, options=options)
@@ -380,7 +380,7 @@ def test_a_trace_is_whole_over_a_death_of_the_worker(tmp_path: Path) -> None:
 
 
 def test_a_trace_ends_with_what_ended_last(tmp_path: Path) -> None:
-    """Closing writes the ends of what ran, and gives the slots back."""
+    """Closing writes the ends of running requests, and gives the slots back."""
     path = tmp_path / "trace.jsonl"
     with engine(trace=str(path), num_slots=2) as one:
         first_of(start(one, "hello", max_tokens=None))
@@ -438,7 +438,7 @@ def test_thirty_kills_under_load_lose_and_double_nothing() -> None:
 
 
 def read_and_kill(engine: WorkerEngine, **params: Any) -> tuple[list[StreamChunk], bool]:
-    """All that a stream brings whose worker is killed after 150 tokens, and whether it had not come to its end then."""
+    """All tokens of a stream with a worker killed after 150 tokens, and whether it was still open then."""
     slowly = RequestOptions(max_buffered_tokens=30)
     channel = start(engine, "hello", options=slowly, **params)
     chunks, was_open = [], None
@@ -452,7 +452,7 @@ def read_and_kill(engine: WorkerEngine, **params: Any) -> tuple[list[StreamChunk
 
 
 def test_a_kill_in_mid_stream_is_not_seen_by_the_reader() -> None:
-    """Several choices, one of them finished; usage counts every token once, and the queue of the first life."""
+    """Several choices, a finished choice among them; usage counts every token once, and the queue of the first life."""
     wanted: dict[str, Any] = {"max_tokens": 800, "n": 3, "stop": ["ta"], "seed": 11}
     with engine() as one:
         was_open = False
@@ -510,7 +510,7 @@ def test_cancel_deadline_and_stop_end_what_waits_for_a_worker() -> None:
 
 
 def test_ten_kills_in_a_row_lose_no_request_of_those_that_run_or_wait() -> None:
-    """By default no number of crashes is the last one: what was accepted before, between and after them ends as undisturbed."""
+    """By default no number of crashes is the last: requests accepted before, between and after them end as undisturbed."""
     restarts, wanted = RestartLimits(longest_wait_s=0.2), 500
     with engine(restarts=restarts, backend_options={"num_seq_ids": 64}, num_slots=32) as one:
         channels = {index: start(one, f"good {index}", max_tokens=wanted, seed=index) for index in range(12)}
@@ -575,7 +575,7 @@ def test_what_waits_for_a_worker_counts_in_the_queue() -> None:
 
 
 def test_a_worker_that_cannot_load_any_more_is_tried_until_it_can(tmp_path: Path) -> None:
-    """A file that is missing for a while is a crash loop, shown as such; what waits goes on when it is there again."""
+    """A file that is missing for a while is a crash loop, shown as a crash loop; waiting requests go on when it is back."""
     switch = tmp_path / "switch"
     switch.touch()
     options = {"needs": str(switch)}
@@ -639,7 +639,7 @@ def test_a_refusal_is_that_of_one_worker(tmp_path: Path) -> None:
 
 
 def test_a_crash_beyond_max_restarts_ends_the_engine_for_good() -> None:
-    """What is open ends with EngineStopped, and so does every submit from then on; both have the reason, and so has `ended`."""
+    """Open requests end with EngineStopped, and so does every later submit; both have the reason, and so has `ended`."""
     with engine(restarts=RestartLimits(first_wait_s=0.0), max_restarts=1) as one:
         channel = start(one, "hello", max_tokens=None)
         taken = [first_of(channel)]
@@ -719,7 +719,7 @@ def test_a_poisonous_request_is_named_and_the_others_go_on(number: int) -> None:
 
 
 def test_a_request_that_kills_while_it_is_made_ready_is_named_too() -> None:
-    """In the preparing thread no request is in a pass; the black box names the request whose turn it was."""
+    """In the preparing thread no request is in a pass; the black box names the request in preparation."""
     with engine(backend=FAULTY) as one:
         good = start(one, "good", max_tokens=300)
         bad = start(one, [65, HIDDEN_POISON], max_tokens=10)
@@ -753,7 +753,7 @@ def test_a_request_that_loses_its_server_each_time_is_named(tmp_path: Path) -> N
 
 
 def test_suspects_that_are_beyond_the_crash_run_together_again(tmp_path: Path) -> None:
-    """Streams without an end: each is tried for a few tokens, and then all go on, new ones too."""
+    """Streams without an end: each is tried for a few tokens, and then all go on, new streams too."""
     with engine(backend=FAULTY, backend_options={"once": str(tmp_path / "died")}) as one:
         channels = [start(one, f"good {index}", max_tokens=None, seed=index) for index in range(3)]
         nums = [0] * len(channels)
@@ -819,7 +819,7 @@ def test_losing_an_engine_ends_its_worker() -> None:
 
 
 def test_close_drains_when_asked_to() -> None:
-    """What was accepted ends by itself, over a death as well; later submits are refused."""
+    """Accepted requests end by themselves, over a death as well; later submits are refused."""
     with engine() as one:
         channels = [start(one, f"good {index}", max_tokens=200, seed=index) for index in range(4)]
         channels[0].get()
@@ -832,7 +832,7 @@ def test_close_drains_when_asked_to() -> None:
 
 
 def test_close_ends_everything_that_runs_and_waits() -> None:
-    """With SHUTDOWN, and what had come until then."""
+    """With SHUTDOWN, and their text until then."""
     with engine(num_slots=2) as one:
         channels = [start(one, "hello", max_tokens=None) for _ in range(5)]
         future = one.embed(["a" * 1000] * 500, None, RequestOptions())
@@ -866,7 +866,7 @@ def wait_until_gone(pid: int) -> bool:
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs pidfds")
 @pytest.mark.parametrize(("forks", "is_stopped"), [(False, False), (True, False), (False, True)])
 def test_a_worker_goes_with_a_front_that_is_killed(forks: bool, is_stopped: bool) -> None:
-    """Also where a forked child of the front lives on with copies of its descriptors, or the worker does nothing any more."""
+    """Also if a forked child of the front lives on with copies of its descriptors, or the worker does nothing any more."""
     code = f"""
 one = fake_worker_engine(backend_options=LONG)
 channel = start(one, "hello", max_tokens=None)
@@ -925,7 +925,7 @@ def test_a_forked_child_has_no_engine_and_leaves_the_worker_alone() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_the_whole_group_does_not_reach_the_worker(number: int) -> None:
-    """Ctrl-C, and what a service manager sends, go to every process; the front alone decides what to do about it."""
+    """Ctrl-C, and signals of a service manager, go to every process; the front alone decides about them."""
     with engine() as one:
         channel = start(one, "hello", max_tokens=5000)
         first = first_of(channel)

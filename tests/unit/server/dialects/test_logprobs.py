@@ -31,7 +31,7 @@ def test_the_offset_goes_on_from_one_chunk_to_the_next() -> None:
 
 
 def test_a_prompt_that_ends_within_a_character_is_a_text_by_itself() -> None:
-    """What follows begins after the replacement character."""
+    """Later text begins after the replacement character."""
     writer = LogprobColumnsBuilder(SHOWN, SPELT, 0)
     writer.write([1, 2], [None, ONE])
     writer.end_prompt()
@@ -71,7 +71,7 @@ def test_chat_logprobs_have_the_bytes_of_every_token() -> None:
 
 
 def test_prompt_logprobs_are_by_token_id() -> None:
-    """Null for its first token; each has its own and the most likely ones."""
+    """Null for its first token; each has its own and the most likely tokens."""
     entry = prompt_logprobs([named(3, ONE)])
     assert entry[0] is None
     assert entry[1] == {

@@ -60,7 +60,7 @@ def test_each_kind_of_field_has_its_own_warning() -> None:
 
 @pytest.mark.parametrize("fields", [{"user": ""}, {"user": {}}, {"tier": "auto"}, {"sound": False}, {"sound": "off"}])
 def test_values_that_ask_for_nothing_have_no_warning(fields: dict[str, Any]) -> None:
-    """They are what the endpoint does anyway."""
+    """They match the endpoint's behaviour anyway."""
     assert warnings(**fields) == []
 
 

@@ -34,7 +34,7 @@ def test_marks_between_texts_belong_to_none() -> None:
 
 
 def test_a_text_in_pieces_has_each_token_once() -> None:
-    """Also where a piece ends within a token, which counts for the first."""
+    """Also if a piece ends within a token, which counts for the first."""
     tokens = aligner(5, 6, 5)
     assert [values(tokens.take(text)[1]) for text in ("Y", "es,", " Y", "es")] == [[5], [6], [5], []]
 
@@ -46,7 +46,7 @@ def test_a_character_of_several_tokens_has_them_all() -> None:
 
 
 def test_tokens_may_come_while_texts_are_taken() -> None:
-    """As in a stream, where text may be held back."""
+    """As in a stream, which may hold text back."""
     tokens = aligner(1)
     tokens.add([2, 5], [])
     assert tokens.take("Hm")[0] == 1
@@ -66,7 +66,7 @@ def test_what_is_not_to_be_found_has_no_tokens() -> None:
 
 
 def test_what_is_long_and_not_to_be_found_is_dropped() -> None:
-    """Where there is a limit, so that looking stays fast."""
+    """If there is a limit, so that looking stays fast."""
     for max_bytes, count in ((None, 1), (8, 1), (2, 0)):
         tokens = TokenAligner(PIECES, None, max_bytes)
         tokens.add([5, 2], [])

@@ -1,4 +1,4 @@
-"""llama-server's flags, as facts: each with all of its names, and its environment variable where it has one."""
+"""llama-server's flags, as facts: each with all of its names, and its environment variable if it has one."""
 
 from __future__ import annotations
 

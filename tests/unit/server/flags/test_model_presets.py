@@ -1,4 +1,4 @@
-"""The models of a server with several: llama-server's presets, a folder, the caches, and what is stronger than what."""
+"""The models of a server with several: llama-server's presets, a folder, the caches, and their precedence."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def engine(preset: ModelPreset) -> Any:
 
 
 def test_a_section_is_a_model_with_its_flags() -> None:
-    """By long names, short ones and variables, with the names that turn a switch off."""
+    """By long names, short names and variables, with the names that turn a switch off."""
     text = (
         "[one]\nmodel = one.gguf\nc = 512\nno-mmap = 1\nLLAMA_ARG_CACHE_RAM = 0\nalias = uno, eins\n"
         "chat_template_kwargs = {}\n"
@@ -125,7 +125,7 @@ def test_mistakes_are_named_with_their_place(text: str, words: str) -> None:
 
 
 def test_comments_blanks_and_a_version_are_passed_over() -> None:
-    """A value ends where a comment begins; the last of two equal keys counts, and of two equal sections."""
+    """A value ends at a comment; the last of two equal keys counts, and of two equal sections."""
     text = "\ufeffversion = 1\r\n; x\n# y\n\n [ one ] ; z\nmodel=a.gguf#c\n\tc = 1\nc = 2 ; d\n"
     (section,) = read_presets(Path("p.ini"), text.encode()).values()
     assert section.name == "one"

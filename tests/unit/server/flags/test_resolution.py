@@ -125,7 +125,7 @@ def test_sampling_flags_mean_what_they_mean_to_llama_server(words: list[str], pa
 
 
 def test_a_negative_temperature_is_noted() -> None:
-    """It counts as 0, which is a change of what was given."""
+    """It counts as 0, which changes the given value."""
     assert resolved("--temp", "-1").notes == ("--temp -1 counts as 0, which is greedy",)
 
 
@@ -137,7 +137,7 @@ def test_a_context_of_0_is_what_the_model_was_trained_with() -> None:
 
 
 def test_a_context_of_0_overrides_a_file() -> None:
-    """The stronger source counts also where it asks for the model's own."""
+    """The stronger source counts also if it asks for the model's own."""
     assert config("ctx-size = 512", "-c", "0").settings.engine_options["n_ctx"] == TRAINED
     assert config("ctx-size = 0", "-c", "512").settings.engine_options["n_ctx"] == 512
 
@@ -162,7 +162,7 @@ def test_cells_for_each_slot_make_the_context_where_it_is_not_given() -> None:
     ],
 )
 def test_batches_are_lowered_to_what_they_are_part_of(words: list[str], batch: int | None, ubatch: int | None) -> None:
-    """As llama.cpp does, whose contexts are rounded up to 256 cells."""
+    """As in llama.cpp, with contexts rounded up to 256 cells."""
     options = engine(*words)
     assert (options.get("n_batch"), options.get("n_ubatch")) == (batch, ubatch)
 
@@ -199,7 +199,7 @@ def test_variables_of_switches_take_llama_servers_words(text: str) -> None:
 
 
 def test_a_variable_with_no_turns_off_whatever_its_value() -> None:
-    """As in llama-server, where being there is enough."""
+    """As in llama-server, for which its presence is enough."""
     assert resolved(env={"LLAMA_ARG_NO_ENDPOINT_SLOTS": "0"}).settings.slots is False
 
 
@@ -248,7 +248,7 @@ def test_the_words_of_a_build_are_no_addresses_elsewhere() -> None:
 
 
 def test_our_variable_wins_over_llama_servers() -> None:
-    """Where both are there."""
+    """If both are set."""
     env = {"PACELINE_PORT": "1", "LLAMA_ARG_PORT": "2"}
     assert resolved(env=env).settings.port == 1
 
@@ -271,7 +271,7 @@ def test_given_twice_the_last_counts_with_a_note() -> None:
 
 
 def test_a_file_takes_names_in_both_spellings_and_values_of_all_kinds() -> None:
-    """Numbers, switches, texts, lists of what may be repeated, and off names."""
+    """Numbers, switches, texts, lists of repeatable values, and off names."""
     found = config(
         'ctx_size = 512\ntemp = 0.5\nflash-attn = true\nno-slots = true\nmetrics = false\nn-gpu-layers = "all"\n'
         "tensor-split = [3, 1]\nalias = ['a', 'b']\n"
@@ -375,7 +375,7 @@ def test_a_file_that_is_not_there_or_no_text_is_refused() -> None:
 
 
 def test_variables_that_look_like_slips_are_noted() -> None:
-    """Those of llama-server's prefix always, those of ours where they are near a known one."""
+    """Variables with llama-server's prefix always, with ours if they are near a known name."""
     env = {"LLAMA_ARG_CTX_SIZ": "1", "PACELINE_CTX_SIZ": "1", "PACELINE_CACHE_DIR": "x", "HF_TOKEN": "x"}
     assert resolved(env=env).notes == (
         "LLAMA_ARG_CTX_SIZ is not known and not used; did you mean LLAMA_ARG_CTX_SIZE?",
@@ -508,7 +508,7 @@ def test_a_wrong_variable_is_refused_by_its_name() -> None:
 
 
 def test_a_strategy_in_a_file_may_be_a_table() -> None:
-    """With its name and options in their types; as a text it is what the command line takes."""
+    """With its name and options in their types; as a text in the command line's form."""
     table = "[strategy]\nname = 'paced'\npatience = 4\nstretch = 1.5"
     found = config(table)
     assert found.settings.engine_options["strategy"] == {"name": "paced", "patience": 4, "stretch": 1.5}
@@ -577,7 +577,7 @@ def test_flags_that_print_are_recognised(words: list[str], prints: str) -> None:
 
 
 def test_escapes_are_those_of_llama_server() -> None:
-    """Unknown ones and a backslash at the end stay."""
+    """Unknown escapes and a backslash at the end stay."""
     assert unescaped(r"\n\r\t\'\"\\n\x41\q\x4") == "\n\r\t'\"\\nA\\q\\x4"
     assert unescaped("a\\") == "a\\"
 
@@ -616,7 +616,7 @@ def test_hostile_variables_and_files_give_settings_or_one_line(env: dict[str, st
 
 
 def test_a_template_may_be_a_name_that_is_known() -> None:
-    """As in llama-server; those that llama.cpp's Jinja does not know by name become their text."""
+    """As in llama-server; names that llama.cpp's Jinja does not know become their text."""
     assert resolved("--chat-template", "chatml").settings.chat_template == "chatml"
     for name in ("llama3", "command-r"):
         assert "{% for message in messages" in (resolved("--chat-template", name).settings.chat_template or "")
@@ -681,7 +681,7 @@ def test_printing_the_settings_downloads_nothing() -> None:
 
 
 def test_paths_stay_as_they_were_given() -> None:
-    """Relative ones are relative to where the server starts, not to the file that names them."""
+    """Relative paths are relative to the server's folder, not to the file that names them."""
     assert config("model = 'm.gguf'").settings.model == Path("m.gguf")
 
 
@@ -760,7 +760,7 @@ def test_a_draft_model_with_its_options_is_used_where_no_other_drafter_is_named(
 
 
 def test_heads_take_their_file_and_bound_from_the_flags_of_draft_models() -> None:
-    """An EAGLE-3 file always, next-token-prediction heads where they are not in the model's."""
+    """An EAGLE-3 file always, next-token-prediction heads if they are not in the model's."""
     found = resolved("--spec-type", "draft-eagle3", "-md", "m.gguf", "--spec-draft-p-min", "0.5")
     assert found.settings.engine_options["speculation"] == {"name": "eagle3", "model": "m.gguf", "p_min": 0.5}
     assert "draft_model" not in found.settings.engine_options
@@ -826,7 +826,7 @@ def test_none_takes_back_what_came_before() -> None:
     ],
 )
 def test_drafters_go_by_llama_servers_names(speculation: object, names: str) -> None:
-    """Where it has one, in what its routes show."""
+    """If it has one, in the routes' responses."""
     assert spec_type_names(speculation) == names
 
 

@@ -52,7 +52,7 @@ def test_every_flag_of_llama_server_is_known_by_all_names_and_its_variable(known
 
 
 def test_no_flag_claims_to_be_llama_servers_that_is_not() -> None:
-    """What llama-server does not have is marked as ours."""
+    """Flags that llama-server does not have are marked as ours."""
     theirs = {name for known in LLAMA_FLAGS for name in known.names}
     for flag in FLAGS:
         assert flag.ours == (not theirs & {*flag.names, *flag.off_names}), flag.long_name
@@ -136,7 +136,7 @@ def test_every_setting_of_the_server_is_read_by_something(field: str) -> None:
 
 
 def test_every_option_of_the_engine_has_a_flag() -> None:
-    """Those of EngineConfig, all of them but `when_full`: a server refuses in any case."""
+    """The options of EngineConfig, all but `when_full`: a server refuses in any case."""
     targets = {target for flag in SETTING if isinstance(flag.action, Store) for target in flag.action.targets}
     assert {
         f"engine.{name}" for name in CONFIG_NAMES - {"mmproj", "when_full"}
@@ -144,7 +144,7 @@ def test_every_option_of_the_engine_has_a_flag() -> None:
 
 
 def test_no_flag_sets_what_is_no_setting() -> None:
-    """Targets are fields that exist; the engine's other options are tested where the core is."""
+    """Targets are existing fields; the engine's other options are tested with the core."""
     fields = {field.name for field in dataclasses.fields(ServerSettings)}
     for flag in SETTING:
         assert isinstance(flag.action, Store)
@@ -195,7 +195,7 @@ def test_an_ignored_flag_gives_one_note_with_the_reason(flag: Flag) -> None:
     ],
 )
 def test_a_no_op_gives_no_note(words: list[str]) -> None:
-    """No note where nothing differs."""
+    """No note without a difference."""
     assert resolved(*words).notes == ()
 
 

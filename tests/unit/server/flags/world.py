@@ -15,7 +15,7 @@ TRAINED = 2048
 
 
 class FakeFiles:
-    """Files by their paths; folders are what is named so."""
+    """Files by their paths; folders are the names among them."""
 
     def __init__(
         self, contents: Mapping[str, bytes | str] | None = None, folders: tuple[str, ...] = ("states",)
@@ -45,13 +45,13 @@ class FakeFiles:
         hf_token: str | None,
         with_projector: bool = False,
     ) -> LocalModel:
-        """A path that has all of it; one of the repository user/seeing has a projector."""
+        """Return a path that has all of the spec; the repository user/seeing has a projector."""
         path = Path("cache", str(model), str(target), str(offline), "token" if hf_token else "no token")
         projector = Path("mmproj-seeing.gguf") if with_projector and "seeing" in str(model) else None
         return LocalModel(name=str(model), parts=(path,), projector=projector, source="huggingface")
 
     def names(self, folder: Path) -> list[str]:
-        """The files whose paths are in the folder."""
+        """The names of the files in the folder."""
         paths = [Path(path) for path in (*self.contents, *self.folders)]
         found = sorted(path.name for path in paths if path.parent == folder)
         if not found:
@@ -345,7 +345,7 @@ EXAMPLES: dict[str, tuple[list[str], dict[str, Any]]] = {  # what is given, and 
 
 
 def setting(found: Resolved, target: str) -> Any:
-    """The value of a target such as "engine.n_ctx"."""
+    """The value of a target, for example "engine.n_ctx"."""
     place, _, name = target.partition(".")
     if place == "server":
         return getattr(found.settings, name)

@@ -50,7 +50,7 @@ def result(**members: Any) -> dict[str, Any]:
 
 
 def converted(*messages: Any, system: Any = None) -> list[dict[str, Any]]:
-    """What a chat template gets to see; `parse_messages` takes it."""
+    """Return the messages for a chat template; `parse_messages` accepts them."""
     conversation = conversation_of(list(messages), system, request_media()).messages
     parse_messages(conversation)
     return conversation
@@ -380,7 +380,7 @@ def test_empty_contents_are_taken() -> None:
     [(None, "{}"), ("", ""), ('{"city": "Kö', '{"city": "Kö'), ([1], "[1]"), (5, "5"), ({"a": None}, '{"a": null}')],
 )
 def test_an_input_that_is_no_object_is_kept_as_text(given: Any, arguments: str) -> None:
-    """As a client keeps what a model wrote."""
+    """As a client keeps a model's text."""
     (message,) = converted(assistant({**USE, "input": given}))
     assert message["tool_calls"][0]["function"]["arguments"] == arguments
 
@@ -538,7 +538,7 @@ def test_unknown_members_of_many_tools_are_compared_with_known_names_for_the_fir
 
 
 def test_a_toolset_without_a_name_is_left_out() -> None:
-    """As those of MCP servers are."""
+    """Like names of MCP servers."""
     assert tools_of([{"type": "mcp_toolset", "mcp_server_name": "s"}]).left_out == {"mcp_toolset": "mcp_toolset"}
 
 
@@ -591,7 +591,7 @@ def test_arguments_of_a_call_are_json_of_its_input() -> None:
 
 
 def test_messages_are_joined_in_place() -> None:
-    """Without a copy of what was joined before, which would take quadratic time."""
+    """Without a copy of the joined text so far, which would take quadratic time."""
     joined: list[dict[str, Any]] = []
     _append(joined, {"role": "assistant", "content": [], "tool_calls": [], "reasoning_content": []})
     lists = [joined[0][name] for name in ("content", "tool_calls", "reasoning_content")]
@@ -603,7 +603,7 @@ def test_messages_are_joined_in_place() -> None:
 
 
 def test_too_many_messages_are_refused_before_any_is_read() -> None:
-    """Also where consecutive ones would become one."""
+    """Also if consecutive texts would be joined."""
     with pytest.raises(InvalidParams, match="messages must have at most"):
         conversation_of([None] * (MAX_MESSAGES + 1), None, request_media())
     most = conversation_of([{"role": "user", "content": "x"}] * MAX_MESSAGES, None, request_media())

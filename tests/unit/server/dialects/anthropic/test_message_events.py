@@ -41,7 +41,7 @@ def whole(replying: MessageReply, message: ParsedMessage, reason: FinishReason, 
 
 
 def accumulated(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """The message that a client makes of events. Blocks come one after the other."""
+    """Return a client's message from the events. Blocks come in order."""
     found = deepcopy(found)
     message: dict[str, Any] = found[0]["message"]
     assert [event["type"] for event in found[-2:]] == ["message_delta", "message_stop"]
@@ -99,7 +99,7 @@ def test_thinking_text_and_calls_are_blocks_in_order() -> None:
 
 
 def test_a_stream_begins_with_the_message_and_counts_at_its_end() -> None:
-    """What came from the cache is known then."""
+    """Cached tokens are known then."""
     end = ChatChunk(choice=0, finish_reason=FinishReason.STOP, message=ParsedMessage(), usage=USAGE)
     first, delta, last = events(reply(warnings=("w",)), end)
     assert first["message"]["usage"] == {**dict.fromkeys(COUNTS, 0), "input_tokens": 20}

@@ -1,4 +1,4 @@
-"""From the bodies of Anthropic's requests to what a chat is made of."""
+"""From the bodies of Anthropic's requests to the parts of a chat."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_thinking_is_a_variable_of_the_template(thinking: Any, expected: bool, i
 
 
 def test_a_budget_limits_thinking() -> None:
-    """Where there is one."""
+    """If there is one."""
     assert parsed(thinking={"type": "enabled", "budget_tokens": 7}).chat.thinking_budget == 7
     assert parsed(thinking={"type": "adaptive"}).chat.thinking_budget is None
     assert parsed().chat.thinking_budget is None
@@ -98,7 +98,7 @@ def test_the_older_output_format_is_the_format_of_output_config() -> None:
 
 
 def test_a_keyword_that_is_left_out_is_named_by_the_field_that_has_it() -> None:
-    """Also where the other field is there."""
+    """Also if the other field is set."""
     schema = {"type": "json_schema", "schema": {"type": "array", "uniqueItems": True, "items": {"type": "integer"}}}
     for body, place in (
         ({"output_format": schema, "output_config": {"effort": "low"}}, "output_format: "),
@@ -156,7 +156,7 @@ def test_warnings_of_all_parts_of_a_body_are_collected() -> None:
 
 
 def test_fields_that_are_ignored_have_a_warning() -> None:
-    """Known ones without effect and unknown ones, members of objects included."""
+    """Known fields without effect and unknown fields, members of objects included."""
     found = parsed(
         metadata={"user_id": "u"},
         service_tier="auto",

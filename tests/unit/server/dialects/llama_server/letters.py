@@ -13,7 +13,7 @@ BOS = 300
 
 
 class Letters:
-    """What llama-server's routes use of a `Tokenizer`."""
+    """The parts of a `Tokenizer` that llama-server's routes use."""
 
     n_vocab = 400
     bos = BOS
@@ -37,7 +37,7 @@ class Letters:
 
 
 def letters(**fim: int) -> Tokenizer:
-    """It, as what it stands for; fim: the tokens to fill in the middle with."""
+    """Its text; fim: the tokens to fill in the middle with."""
     return cast("Tokenizer", Letters(**fim))
 
 

@@ -1,4 +1,4 @@
-"""The bodies of llama-server's requests: what is accepted, what is refused, what is reported as ignored."""
+"""The bodies of llama-server's requests: accepted, refused and ignored fields."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_null_is_as_good_as_absent() -> None:
 
 
 def test_what_is_ignored_is_named_but_for_what_asks_for_nothing() -> None:
-    """Unknown fields, and known ones without effect here, unless they have the value that they have anyway."""
+    """Unknown fields, and known fields without effect here, unless they have their default."""
     body = CompletionBody.model_validate(
         {"foo": 0, "n_keep": 5, "n_discard": 0, "speculative.n_min": 3, "preserved_tokens": [], "verbose": False}
     )
@@ -70,7 +70,7 @@ def test_what_is_ignored_is_named_but_for_what_asks_for_nothing() -> None:
 
 
 def test_text_that_utf8_cannot_carry_is_refused() -> None:
-    """Where it would come back in the response, as the names of unknown fields do."""
+    """If it would come back in the response, like names of unknown fields."""
     with pytest.raises(ValidationError, match="surrogate"):
         RerankBody.model_validate({"query": "q", "model": "\ud800"})
     with pytest.raises(ValidationError, match="unicode"):

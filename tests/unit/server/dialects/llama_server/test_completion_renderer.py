@@ -103,7 +103,7 @@ def test_the_stop_type_follows_from_what_ended_the_choice(
 
 
 def test_choices_end_together_each_in_its_place() -> None:
-    """What the request took is known at the end of its last choice."""
+    """The request's usage is known at the end of its last choice."""
     renderer = made(n=2)
     assert rendered(renderer, StreamChunk(index=0, choice=1, finish_reason=END)) == []
     events = rendered(renderer, StreamChunk(index=0, choice=0, finish_reason=FinishReason.LENGTH, usage=USAGE))
@@ -145,7 +145,7 @@ def test_a_completion_that_filled_the_context_is_truncated() -> None:
 
 
 def test_timings_follow_from_what_it_took() -> None:
-    """The first token comes with the prompt; what is divided by nothing is nothing."""
+    """The first token comes with the prompt; division by nothing is nothing."""
     chunk = StreamChunk(index=0, token_ids=(7, 8), finish_reason=FinishReason.LENGTH, usage=USAGE)
     assert whole(made(), chunk)["timings"] == {
         "cache_n": 1, "prompt_n": 2, "prompt_ms": 500.0, "prompt_per_token_ms": 250.0, "prompt_per_second": 4.0,
@@ -171,7 +171,7 @@ def test_timings_per_token_come_while_it_runs() -> None:
 
 
 def test_timings_add_up_while_the_prompt_is_computed_and_after() -> None:
-    """cache_n and what was computed are the tokens that are in memory; nothing is predicted yet."""
+    """cache_n and computed tokens are the tokens in memory; nothing is predicted yet."""
     clock = Ticking()
     renderer = made(clock, timings_per_token=True, return_progress=True)
     steps = [(1, 0.0), (2, 0.5)]
@@ -203,7 +203,7 @@ def test_progress_that_was_not_asked_for_shows_in_timings_alone() -> None:
 
 
 def test_probabilities_have_two_shapes() -> None:
-    """The model's as logarithms; after sampling as they are, and then without those that cannot come."""
+    """The model's as logarithms; after sampling as probabilities, and without impossible tokens."""
     scored = TokenLogprobs(math.log(0.5), (65, 0xC3), (math.log(0.5), -math.inf))
     chunk = StreamChunk(index=0, token_ids=(65,), logprobs=(scored,), finish_reason=FinishReason.LENGTH, usage=USAGE)
     (entry,) = whole(made(sampling={"logprobs": 2}), chunk)["completion_probabilities"]
@@ -224,7 +224,7 @@ def test_a_streams_probabilities_come_with_their_tokens() -> None:
 
 
 def test_with_probabilities_every_event_has_one_token() -> None:
-    """Its own text, too, where the chunk had several; text that comes after its tokens has none."""
+    """Its own text, too, if the chunk had several; text that comes after its tokens has none."""
     scores = tuple(TokenLogprobs(-float(rank)) for rank in range(3))
     chunk = StreamChunk(index=0, token_ids=(65, 66, 67), text="ABC", logprobs=scores)
     renderer = made(sampling={"logprobs": 1}, timings_per_token=True)
@@ -245,7 +245,7 @@ def test_with_probabilities_every_event_has_one_token() -> None:
 
 
 def test_a_response_has_the_fields_that_were_asked_for_and_what_was_ignored() -> None:
-    """Under the names they were asked by; those that are not there are left out."""
+    """Under their requested names; missing fields are left out."""
     chunk = StreamChunk(index=0, finish_reason=END, usage=USAGE)
     fields = ("content", "generation_settings/inner/x", "nothing", "content/x")
     renderer = made(response_fields=fields, warnings=("so it was",))

@@ -17,7 +17,7 @@ from paceline.streaming import FinishReason, StreamChunk, Usage
 
 
 def kept(limits: LineLimits, *texts: str, times: list[float] | None = None) -> tuple[str, bool]:
-    """Return what a completion that comes in these pieces keeps, and whether it is over."""
+    """Return the text that a completion in these pieces keeps, and whether it is over."""
     clock = iter(times or [0.0] * len(texts))
     watch = LineLimiter(limits, lambda: next(clock))
     return "".join([watch.take(text) for text in texts]), watch.is_over

@@ -20,7 +20,7 @@ OTHERS = SlotView(id=0, key=2, request_id="other", num_prompt_tokens=10, num_cac
 
 
 class Slow:
-    """A generation whose first chunk waits for `begin`."""
+    """A generation with a first chunk that waits for `begin`."""
 
     prompts, heartbeat_s = (tuple(range(10)),), 1.0
 
@@ -58,7 +58,7 @@ def shown(chunks: list[StreamChunk]) -> list[Any]:
 
 
 def test_progress_goes_from_what_was_cached_to_the_whole_prompt() -> None:
-    """A request that waits for a slot has none, and each chunk has more of the prompt than the one before."""
+    """A request that waits for a slot has none, and each chunk has more of the prompt than the last."""
     slow = Slow(StreamChunk(index=0, text="a"), StreamChunk(index=1, text="b"))
     chunks = asyncio.run(reported(slow, [OTHERS, SAME_ID], [OTHERS, MINE]))
     assert shown(chunks) == [(2, 2), (2, 6), (2, 10), "a", "b"]
@@ -82,7 +82,7 @@ def test_the_whole_prompt_is_reported_once() -> None:
 
 
 def test_a_completion_that_is_over_at_once_reports_what_it_took() -> None:
-    """Its slot belongs to another request by then; its end reports what was cached, at once or with a later chunk."""
+    """Its slot belongs to another request by then; its end reports the cached tokens, at once or with a later chunk."""
     end = StreamChunk(index=0, text="b", finish_reason=FinishReason.STOP, usage=Usage(cached_tokens=4, prefill_s=0.25))
     for chunks, texts in (([end], ["b"]), ([StreamChunk(index=0, text="a"), end], ["a", "b"])):
         found = asyncio.run(reported(Slow(*chunks), [OTHERS]))
@@ -97,7 +97,7 @@ def test_a_stream_that_breaks_off_before_its_slot_was_seen_has_no_progress() -> 
 
 
 def test_a_reader_that_leaves_leaves_nothing_running() -> None:
-    """What waits for the first chunk is ended with it."""
+    """The task that waits for the first chunk is ended with it."""
 
     async def leave() -> Slow:
         slow = Slow()

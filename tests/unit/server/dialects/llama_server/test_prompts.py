@@ -119,7 +119,7 @@ def test_the_suffix_comes_first_for_models_that_were_trained_so() -> None:
 
 
 def test_other_files_come_first_each_with_its_name() -> None:
-    """In the tokens of the model where it has such; else between lines."""
+    """In the tokens of the model if it has them; else between lines."""
     files = {"input_extra": [{"filename": "f", "text": "x"}, {"text": "y"}]}
     spelt = "".join(map(chr, gap({**FIM, "rep": 4, "sep": 5}, **files)))
     assert spelt == f"\4myproject\n\5f\nx\5tmp\ny\5filename\n{chr(BOS)}\1aa\2cc\3"
@@ -137,7 +137,7 @@ def test_a_long_gap_keeps_what_is_near_it() -> None:
 
 
 def test_a_model_without_the_tokens_is_refused() -> None:
-    """The error names the missing ones."""
+    """The error names the missing fields."""
     with pytest.raises(Unsupported, match="suffix and the middle"):
         gap({"prefix": 1})
 

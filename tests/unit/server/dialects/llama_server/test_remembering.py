@@ -17,7 +17,7 @@ from paceline.server.dialects.llama_server.slots import SlotContent, VirtualSlot
 
 
 def test_a_request_that_does_not_say_runs_under_the_number_longest_unused() -> None:
-    """Of those where nothing runs; where all are taken, one runs beside another."""
+    """Of idle slots; if all are taken, a request runs beside another."""
     slots = VirtualSlots(2)
     assert [slots.begin("") for _ in range(3)] == [0, 1, 0]
     slots.end("", 1, None)
@@ -30,7 +30,7 @@ def test_a_number_beyond_the_last_begins_again() -> None:
 
 
 def test_a_number_holds_what_ran_last_for_each_tenant_alone() -> None:
-    """What left nothing changes nothing."""
+    """A request that left nothing changes nothing."""
     slots = VirtualSlots(2)
     slots.begin("a", 1)
     slots.end("a", 1, SlotContent((1, 2)))
@@ -58,7 +58,7 @@ def test_a_vector_of_nothing_stays_one(kind: int) -> None:
 
 
 def test_settings_are_shown_under_llama_servers_names() -> None:
-    """No limit of tokens is -1, a drawn seed is the largest one, and what never comes has null for a bias."""
+    """No limit of tokens is -1, a drawn seed is the largest, and banned tokens have null for a bias."""
     params = SamplingParams(
         max_tokens=None, ignore_eos=True, logit_bias={5: 1.5, 6: BANNED_BIAS}, penalty_last_n=9, stop="x"
     )

@@ -43,7 +43,7 @@ def params(**fields: Any) -> SamplingParams:
 
 
 def test_an_empty_body_has_the_defaults() -> None:
-    """Those of the API: no limit of tokens, else what llama.cpp has."""
+    """The API's defaults: no limit of tokens, else llama.cpp's."""
     assert params() == SamplingParams(max_tokens=None)
 
 
@@ -65,7 +65,7 @@ def options(**fields: Any) -> tuple[dict[str, Any], list[str]]:
 
 
 def test_most_drafts_have_llama_servers_name_too() -> None:
-    """Above what there can be it counts as the most; ours goes first."""
+    """Above the possible number it counts as the most; our field comes first."""
     assert options(**{"speculative.n_max": 3}) == ({"max_draft": 3}, [])
     assert options(**{"speculative.n_max": 0.0}) == ({"max_draft": 0}, [])
     assert options(**{"speculative.n_max": 64}) == ({"max_draft": 64}, [])
@@ -96,7 +96,7 @@ def test_the_first_of_two_lengths_counts() -> None:
 
 @pytest.mark.parametrize("seed", [-1, RANDOM_SEED])
 def test_two_seeds_are_drawn(seed: int) -> None:
-    """-1, and what it is in 32 bits."""
+    """-1, and its value in 32 bits."""
     assert params(seed=seed).seed is None
     assert params(seed=7).seed == 7
     assert params(seed=-2).seed == RANDOM_SEED - 1
@@ -113,7 +113,7 @@ def test_two_seeds_are_drawn(seed: int) -> None:
     ],
 )
 def test_values_beyond_off_are_off(name: str, value: float, wanted: float) -> None:
-    """Without a warning, as this is what they mean."""
+    """Without a warning, as this is their meaning."""
     assert getattr(params(**{name: value}), name) == wanted
 
 
@@ -144,7 +144,7 @@ def test_unsupported_fields_that_would_change_the_output_are_refused() -> None:
 
 
 def test_stops_without_letters_are_dropped() -> None:
-    """What is left is the request's; nothing left: the server's."""
+    """The rest is the request's; nothing left: the server's."""
     assert params(stop=["a", "", "b", "a"]).stop == ("a", "b")
     assert params(stop="x").stop == ("x",)
     assert read({"stop": [""]}, BASE.replace(stop=("its own",)))[0].stop == ("its own",)
@@ -172,7 +172,7 @@ def test_a_lazy_grammar_has_words_tokens_and_patterns_as_triggers() -> None:
 
 
 def test_probabilities_are_asked_for_by_two_names() -> None:
-    """0 asks for none; after sampling only where the request asks for it."""
+    """0 asks for none; after sampling only on request."""
     assert params(n_probs=0).logprobs is None
     assert params(logprobs=3).logprobs == 3
     assert params(n_probs=2, logprobs=3).logprobs == 2
@@ -216,7 +216,7 @@ def test_values_that_may_be_large_are_checked_where_they_are_read(name: str, val
 
 
 def test_samplers_have_names_other_names_and_letters() -> None:
-    """Invalid and repeated ones are left out with a warning."""
+    """Invalid and repeated names are left out with a warning."""
     assert params(samplers=["top-k", "Temp", "minp", "typ", "nucleus"]).samplers == (
         "top_k",
         "temperature",
@@ -238,7 +238,7 @@ def test_breakers_must_be_some() -> None:
 
 
 def test_adapters_are_named_by_number() -> None:
-    """Unknown ones are reported."""
+    """Unknown names are reported."""
     warnings: list[str] = []
     entries = [LoraScale(id=1, scale=0.5), LoraScale(id=7, scale=1.0)]
     assert parse_lora_scales(entries, ("first", "second"), warnings) == {"second": 0.5}

@@ -95,7 +95,7 @@ def test_a_call_that_was_cut_off_is_left_out(arguments: str) -> None:
 
 
 def test_a_completion_has_a_response_and_log_probabilities() -> None:
-    """In each line those of its tokens."""
+    """Each line has its tokens'."""
     pieces = (b"a", b"b")
     lines = reply(is_chat=False, num_top=1).events()
     scores = (Vocabulary(pieces, pieces, frozenset()).with_texts(0, TokenLogprobs(-0.5, (1,), (-0.25,))),)

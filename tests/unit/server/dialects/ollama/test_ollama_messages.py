@@ -83,7 +83,7 @@ def test_histories_are_taken_as_clients_cut_them() -> None:
 
 
 def test_unknown_members_are_reported() -> None:
-    """Of messages and calls, by their places in the body; `prefix` means what it means elsewhere."""
+    """Of messages and calls, by their places in the body; `prefix` has its usual meaning."""
     talk = [{**USER, "size": 3}, called({**call("a"), "colour": 1}), {**USER, "size": 4, "cache_control": {}}]
     assert next_turn(ollama_conversation(talk, request_media())).warnings == (
         "messages[0].size has no effect here and was ignored",

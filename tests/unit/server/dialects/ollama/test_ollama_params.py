@@ -1,4 +1,4 @@
-"""From the bodies of Ollama's requests to what a chat is made of."""
+"""From the bodies of Ollama's requests to the parts of a chat."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_small_body_has_ollamas_defaults() -> None:
 
 
 def test_options_are_the_engines_under_other_names() -> None:
-    """Those that a running model cannot change are named in warnings."""
+    """Options that a running model cannot change are named in warnings."""
     options = {
         "num_predict": 7, "repeat_last_n": -1, "temperature": 0, "top_k": 3, "top_p": 0.5, "min_p": 0.1, "typical_p": 0.9,
         "repeat_penalty": 1.2, "presence_penalty": 1, "frequency_penalty": 0.5, "mirostat": 2, "mirostat_tau": 4,
@@ -67,7 +67,7 @@ def test_thinking_reaches_the_template() -> None:
 
 
 def test_a_format_constrains_the_output() -> None:
-    """Any JSON object, or one of a schema."""
+    """Any JSON object, or an object of a schema."""
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     for wanted, expected in (("json", {"type": "object"}), (schema, schema)):
         assert json.loads(str(parsed(format=wanted).params.json_schema)) == expected

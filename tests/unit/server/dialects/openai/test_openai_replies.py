@@ -57,7 +57,7 @@ def completion(*chunks: StreamChunk, prompt: tuple[int, ...] = (72, 105), scored
 
 
 def as_chat(chunk: StreamChunk) -> ChatChunk:
-    """Return a chunk whose text is content."""
+    """Return a chunk with its text as content."""
     return ChatChunk(
         choice=chunk.choice,
         deltas=(MessageDelta(content=chunk.text),) if chunk.text else (),
@@ -71,7 +71,7 @@ def as_chat(chunk: StreamChunk) -> ChatChunk:
 
 
 def chat_completion(*chunks: StreamChunk) -> ChatCompletion:
-    """Return a chat completion whose texts are contents, by the format that has nothing else."""
+    """Return a chat completion with texts as contents, by the format that has nothing else."""
     return chat_completion_of(completion(*chunks), RenderedPrompt(text="Hi"))
 
 
@@ -125,7 +125,7 @@ def test_timings_are_of_one_prompt() -> None:
 
 
 def test_timings_can_come_with_every_event() -> None:
-    """By the renderer's clock; those of the last one are the engine's."""
+    """By the renderer's clock; the last event's are the engine's."""
     now = [10.0]
     stream = CompletionStream(options(clock=lambda: now[0]))
     now[0] += 2
@@ -138,7 +138,7 @@ def test_timings_can_come_with_every_event() -> None:
 
 
 def test_choices_are_numbered_over_all_prompts() -> None:
-    """Those of the first prompt first."""
+    """The first prompt's first."""
     two = [completion(chunk("a", choice=0), chunk("b", choice=1, finish_reason=FinishReason.STOP), last(choice=0))] * 2
     body = msgspec.json.decode(completion_body(options(n=2, prompts=((1,), (2,))), two))
     assert [(choice["index"], choice["text"], choice["finish_reason"]) for choice in body["choices"]] == [
@@ -214,7 +214,7 @@ def test_the_usage_comes_last_and_alone_where_it_is_asked_for() -> None:
 
 
 def test_the_usage_so_far_can_come_with_every_event() -> None:
-    """Prompt tokens of all prompts, and what was generated until then."""
+    """Prompt tokens of all prompts, and the tokens generated until then."""
     stream = CompletionStream(options(continuous_usage=True, prompts=((1,), (2, 3))))
     payloads = events(stream, [chunk("ab"), (1, chunk("c"))])
     assert [(payload["usage"]["prompt_tokens"], payload["usage"]["completion_tokens"]) for payload in payloads] == [
@@ -305,14 +305,14 @@ def test_a_chats_logprobs_streamed_are_those_of_the_whole() -> None:
 
 @pytest.mark.parametrize(("reason", "word"), [("STOP", "stop"), ("LENGTH", "length")])
 def test_finish_reasons_are_openais_words(reason: str, word: str) -> None:
-    """Those of responses that are not streamed."""
+    """The members of a response without streaming."""
     ended = chunk("a", finish_reason=FinishReason[reason], usage=USAGE)
     assert choices(events(CompletionStream(options()), [ended]))[-1]["finish_reason"] == word
     assert choices(events(ChatCompletionStream(options()), [ended]))[-1]["finish_reason"] == word
 
 
 def test_usage_names_the_source_of_cached_tokens_if_there_is_one() -> None:
-    """And what came of drafts, where there were some."""
+    """And the results of drafts, if there were any."""
     device = Usage(prompt_tokens=1, cached_tokens=1, cached_from="device", draft_tokens=4, accepted_tokens=2)
     assert usage_body([USAGE, Usage()])["prompt_tokens_details"] == {"cached_tokens": 1, "cached_from": "host"}
     assert usage_body([USAGE, device])["prompt_tokens_details"] == {"cached_tokens": 2}

@@ -1,4 +1,4 @@
-"""From bodies to what the engine is asked."""
+"""From bodies to the engine's request."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_an_empty_body_has_the_defaults_of_its_api() -> None:
 
 
 def test_a_client_can_choose_no_code_of_the_servers() -> None:
-    """The name of a constraint of one's own is no field of a body, and what the format decides is none either."""
+    """The name of a user's constraint is no field of a body, and the format's own settings are none either."""
     for parse in (completion, chat):
         for name in ("constraint", "logits_processors"):
             with pytest.raises(ApiException, match=f"{name} is not supported"):
@@ -244,7 +244,7 @@ def test_an_unknown_field_has_a_warning_with_the_nearest_known_one() -> None:
 
 
 def test_an_unknown_field_is_refused_where_the_server_is_strict() -> None:
-    """With the nearest known one; the error is the one of OpenAI."""
+    """With the nearest known field; the error is OpenAI's."""
     for parse in (completion, chat):
         with pytest.raises(ApiException, match="temprature .* did you mean temperature") as raised:
             parse(strict=True, temprature=1)
@@ -275,7 +275,7 @@ def test_many_unknown_fields_make_few_warnings() -> None:
 
 
 def test_the_tenant_is_the_keys_and_not_the_bodys() -> None:
-    """Ignoring it would share prefixes that the client wants apart. The error names what to use instead."""
+    """Ignoring it would share prefixes that the client wants apart. The error names the field to use instead."""
     with pytest.raises(ApiException, match="tenant .* cache_salt"):
         completion(tenant="other")
 
@@ -301,7 +301,7 @@ def test_names_of_other_servers_are_taken_for_ours() -> None:
 
 @pytest.mark.parametrize("name", ["n_predict", "repeat_last_n", "repetition_penalty", "typ_p", "max_completion_tokens"])
 def test_a_wrong_value_of_another_name_is_refused_by_that_name(name: str) -> None:
-    """The client has not sent the other one."""
+    """The client has not sent the other field."""
     for value in (True, "5", 100.5 if name == "n_predict" else -2.5):
         with pytest.raises(InvalidParams, match=f"^{name} must be"):
             completion(**{name: value})
@@ -347,7 +347,7 @@ def test_the_newer_name_of_max_tokens_counts_in_a_chat() -> None:
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "n_predict"])
 def test_minus_one_is_until_the_context_is_full(name: str) -> None:
-    """As in llama-server; also where the endpoint has a default of its own."""
+    """As in llama-server; also if the endpoint has a default of its own."""
     for parse in (completion, chat):
         asked = parse(**{name: -1})
         assert (asked.params.max_tokens, asked.warnings) == (None, ())
@@ -379,7 +379,7 @@ def test_numbers_beyond_openais_ranges_are_taken() -> None:
 
 
 def test_samplers_have_llama_servers_names() -> None:
-    """Unknown ones have a warning, as in its own API."""
+    """Unknown names have a warning, as in its own API."""
     asked = chat(samplers=["top-k", "typ", "tfs_z", "temperature"])
     assert asked.params.samplers == ("top_k", "typ_p", "temperature")
     assert asked.warnings == ("samplers: there is no 'tfs_z', and it was ignored",)
@@ -446,7 +446,7 @@ def test_a_chats_logprobs_are_a_switch_and_a_number() -> None:
 
 
 def test_a_response_format_becomes_a_schema() -> None:
-    """Any object, or the one that is given; text is no constraint."""
+    """Any object, or the given schema; text is no constraint."""
     schema = {"type": "object", "properties": {"a": {"type": "string"}}}
     assert chat(response_format={"type": "text"}).params.json_schema is None
     assert chat(response_format={"type": "json_object"}).params.json_schema == '{"type": "object"}'
@@ -499,7 +499,7 @@ def test_fields_whose_result_can_only_be_missing_have_a_warning(name: str, wish:
 
 
 def test_another_models_name_is_warned_of() -> None:
-    """Clients send such names; there is one model to serve them."""
+    """Clients send these names; there is one model to serve them."""
     service: Any = SimpleNamespace(names=("mine",), known_names=("mine", "adapter"))
     assert model_warning(service, "gpt-4") == ("model: the one model here is 'mine'; it was used",)
     assert model_warning(service, "adapter") == model_warning(service, None) == ()

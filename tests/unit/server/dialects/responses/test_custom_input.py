@@ -43,7 +43,7 @@ def test_the_pieces_of_an_input_add_up_to_it(text: str, is_ascii: bool, data: st
     ],
 )
 def test_arguments_that_are_cut_or_of_another_shape_lose_nothing(arguments: str, text: str) -> None:
-    """What is no input is returned as it was generated; half a pair of surrogates, which UTF-8 cannot carry, is replaced."""
+    """An invalid input is returned as generated; half a pair of surrogates, which UTF-8 cannot carry, is replaced."""
     reader = CustomInput()
     pieces = [reader.feed(character) for character in arguments]
     assert "".join([*pieces, reader.finish()]) == text

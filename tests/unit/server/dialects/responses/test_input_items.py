@@ -1,4 +1,4 @@
-"""Items of an input: what they may be, what is added to them, and which messages they make."""
+"""Items of an input: their kinds, added members, and the messages that they make."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_ids_and_statuses_of_a_client_are_kept() -> None:
 
 
 def test_parsed_items_parse_to_themselves() -> None:
-    """So that what is stored or listed can be sent back."""
+    """So that a stored or listed item can be sent back."""
     others = [
         {"type": "tool_search_output", "call_id": None, "tools": []},
         {"type": "shell_call_output", "output": "x"},
@@ -97,7 +97,7 @@ def test_a_new_turn_begins_with_thinking_or_with_text_after_text(items: Any, rol
 
 
 def test_thinking_without_content_is_that_of_its_summary() -> None:
-    """As items from OpenAI have it; what is encrypted cannot be read."""
+    """As items from OpenAI have it; encrypted content cannot be read."""
     summary = {
         "type": "reasoning",
         "summary": [{"type": "summary_text", "text": "In short."}],
@@ -111,7 +111,7 @@ def test_thinking_without_content_is_that_of_its_summary() -> None:
 
 
 def test_outputs_and_refusals_may_be_parts() -> None:
-    """Their texts are what the model reads."""
+    """The model reads their texts."""
     output = {**OUTPUT, "output": [{"type": "input_text", "text": "sun"}, {"type": "input_text", "text": "ny"}]}
     refusal = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
     messages = messages_of(parse_items([USER, CALL, output, refusal]), (), request_media())
@@ -186,14 +186,14 @@ def test_a_reference_stands_for_the_item_that_is_found() -> None:
 
 
 def test_outputs_may_be_of_calls_before_the_input() -> None:
-    """Those of the response that goes on, which is enough of an input by itself, too."""
+    """The items of the continued response, which is enough of an input by itself, too."""
     earlier = parse_items([USER, CALL])
     assert parse_items([OUTPUT], earlier)[0]["output"] == "sunny"
     assert parse_items([], earlier) == []
 
 
 def test_a_result_without_its_call_is_kept() -> None:
-    """Where a client cut the conversation off before it."""
+    """If a client cut the conversation off before it."""
     messages = messages_of(parse_items([USER, OUTPUT]), (), request_media())
     assert texts(parse_messages(messages)[1]) == ["sunny"]
 
@@ -228,7 +228,7 @@ JSON = st.recursive(
 
 @given(JSON)
 def test_any_json_is_parsed_or_refused(value: Any) -> None:
-    """And what is parsed makes messages that a chat takes."""
+    """And a chat accepts the parsed messages."""
     try:
         items = parse_items(value)
     except RequestError as refused:
@@ -260,7 +260,7 @@ FILE = {"type": "input_file", "file_data": URL, "filename": "cat.png"}
 
 
 def test_images_are_kept_as_they_came_and_read_for_messages() -> None:
-    """In messages, files and outputs of calls; their places are in the input, behind what came earlier."""
+    """In messages, files and outputs of calls; their places are in the input, after earlier items."""
     items = parse_items([{"role": "user", "content": [{"type": "input_text", "text": "a"}, IMAGE, FILE]}])
     assert items[0]["content"][1] == {"type": "input_image", "image_url": URL, "detail": "auto"}
     (message,) = messages_of(items, (), request_media())
@@ -328,7 +328,7 @@ def test_null_is_an_empty_content_or_output() -> None:
 
 
 def test_outputs_have_texts_of_any_kind() -> None:
-    """Also those that an assistant's messages have."""
+    """Including the items of an assistant's messages."""
     output = {**OUTPUT, "output": [{"type": "output_text", "text": "sun"}, {"type": "text", "text": "ny"}]}
     assert texts(messages_of(parse_items([CALL, output]), (), request_media())[-1]) == ["sun", "ny"]
 
@@ -561,5 +561,5 @@ def test_images_of_the_assistant_are_a_text() -> None:
 
 @pytest.mark.parametrize("status", ["searching", "generating", "interpreting", "calling", "failed"])
 def test_items_have_the_statuses_of_openai(status: str) -> None:
-    """Those of its own tools among them."""
+    """Including the schemas of its own tools."""
     assert parse_items([{"type": "web_search_call", "id": "w", "action": {}, "status": status}])[0]["status"] == status

@@ -74,7 +74,7 @@ def outline(events: Iterable[dict[str, Any]]) -> list[str]:
 
 
 def joined(events: Iterable[dict[str, Any]]) -> list[str]:
-    """What the deltas of each item add up to, by its index."""
+    """Return the sum of each item's deltas, by its index."""
     texts: dict[int, str] = {}
     for event in events:
         if event["type"].endswith(".delta"):
@@ -154,7 +154,7 @@ def test_blanks_around_calls_are_no_message() -> None:
 
 
 def test_text_behind_a_call_is_a_message_of_its_own() -> None:
-    """What came before is done already."""
+    """Earlier items are done already."""
     events = streamed([of(said("One.")), of(called(0, "{}", "f")), of(said("\n"), said("Two.")), end()])
     output = events[-1]["response"]["output"]
     assert [(item["type"], text_of(item)) for item in output] == [
@@ -175,7 +175,7 @@ def test_a_response_without_text_has_an_empty_message(text: str) -> None:
 
 
 def test_parallel_calls_are_items_of_their_own() -> None:
-    """Also those without arguments."""
+    """Also calls without arguments."""
     events = streamed(
         [of(called(0, "{}", "f"), called(1, "", "g")), of(called(2, '{"a":', "f")), of(called(2, "1}")), end()]
     )
@@ -190,7 +190,7 @@ def test_parallel_calls_are_items_of_their_own() -> None:
 
 
 def test_the_end_of_a_call_comes_before_text_behind_it() -> None:
-    """Where one chunk has both, text first."""
+    """If one chunk has both, text first."""
     events = streamed([of(called(0, '{"a":', "f")), of(said("Done."), called(0, "1}")), end()])
     assert [text_of(item) for item in events[-1]["response"]["output"]] == ['{"a":1}', "Done."]
 
@@ -268,7 +268,7 @@ DELTAS = st.lists(
 
 @given(DELTAS, st.sampled_from([FinishReason.STOP, FinishReason.LENGTH]))
 def test_any_order_of_deltas_makes_whole_items(parts: list[Any], reason: FinishReason) -> None:
-    """Every item is added before it grows and done once; the response has what the deltas add up to."""
+    """Every item is added before it grows and done once; the response has the sums of the deltas."""
     chunks, calls = [], -1
     for part in parts:
         if part == "call":
@@ -303,7 +303,7 @@ def _goes_on_late(chunks: list[ChatChunk], index: int) -> bool:
 
 
 def test_half_a_call_is_incomplete() -> None:
-    """Where a caller's stop text ended it: a client would run one that is completed."""
+    """If a caller's stop text ended it: a client would run a completed call."""
     message = ParsedMessage(tool_calls=(ToolCall("weather", '{"ci', "call_0"),))
     choice = ChatChoice(index=0, message=message, finish_reason=FinishReason.STOP, text="", token_ids=())
     whole = json.loads(head().whole(ChatCompletion(choices=(choice,), prompt_token_ids=(), usage=USAGE)))
@@ -372,7 +372,7 @@ def test_a_call_of_a_custom_tool_is_its_text() -> None:
 
 
 def test_a_custom_call_that_is_cut_or_of_another_shape_is_not_lost() -> None:
-    """It has what was generated; one that is cut is incomplete."""
+    """It has the generated text; a cut item is incomplete."""
     cut = streamed([of(called(0, '{"input": "ab', "patch")), end(FinishReason.LENGTH)], names=TOOLS)[-1]
     assert [(item["input"], item["status"]) for item in cut["response"]["output"]] == [("ab", "incomplete")]
     events = streamed([of(called(0, '{"diff": ', "patch")), of(called(0, "1}")), end()], names=TOOLS)

@@ -1,4 +1,4 @@
-"""Tools of a response as functions: names there and back, custom tools, what is left out, and every spelling of a choice."""
+"""Tools of a response as functions: names there and back, custom tools, omitted tools, and every spelling of a choice."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def names_of(tools: ResponseTools) -> list[str]:
 
 
 def test_functions_stand_flat_or_as_in_chat_completions() -> None:
-    """With what OpenAI's package sends along, which is no reason for a warning."""
+    """With the members that OpenAI's package adds, without a warning."""
     flat = {**TOOL, "strict": True, "description": None, "defer_loading": False, "allowed_callers": ["direct"]}
     nested = {"type": "function", "function": {**OTHER, "description": "Others."}}
     tools = parse_tool_fields([flat, nested], None)
@@ -59,7 +59,7 @@ def test_functions_of_a_namespace_have_both_names_and_are_called_by_their_own() 
 
 
 def test_a_namespace_that_ends_with_its_separator_gets_no_second() -> None:
-    """As those of MCP servers do."""
+    """Like names of MCP servers."""
     assert ToolNames().function_of("ask", "mcp__wiki__") == "mcp__wiki__ask"
 
 
@@ -120,7 +120,7 @@ def test_a_regular_expression_of_a_custom_tool_is_enforced_and_a_lark_grammar_is
      "code_interpreter", "file_search", "computer_use_preview", "brand_new"],
 )  # fmt: skip
 def test_tools_that_openai_runs_are_left_out_with_a_warning(kind: str) -> None:
-    """Also in a namespace, and those that nobody knows yet."""
+    """Also in a namespace, and future types."""
     tools = parse_tool_fields([TOOL, {"type": kind, "x": 1}, {**AGENTS, "tools": [SPAWN, {"type": kind}]}], None)
     assert names_of(tools) == ["weather", "agents__spawn"]
     (warning,) = tools.warnings
@@ -215,7 +215,7 @@ def test_a_choice_is_a_word(choice: Any, word: str | None) -> None:
 @pytest.mark.parametrize("mode", ["auto", "required"])
 @pytest.mark.parametrize("is_nested", [False, True])
 def test_a_choice_may_allow_some_tools(allowed: Any, offered: list[str], mode: str, is_nested: bool) -> None:
-    """Others are not offered; those that are left out are no matter."""
+    """Others are not offered; omitted tools do not matter."""
     inner = {"mode": mode, "tools": allowed}
     choice = {"type": "allowed_tools", **({"allowed_tools": inner} if is_nested else inner)}
     tools = parse_tool_fields(ALL, choice)
@@ -248,7 +248,7 @@ def test_a_namespace_can_be_demanded() -> None:
     ],
 )
 def test_a_choice_that_cannot_be_met_is_refused(tools: Any, choice: Any, words: str) -> None:
-    """With what it demands, and what there is."""
+    """With the demanded tool, and the offered tools."""
     with pytest.raises(InvalidParams, match="^tool_choice") as caught:
         parse_tool_fields(tools, choice)
     assert words in str(caught.value)

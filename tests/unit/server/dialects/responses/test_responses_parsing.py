@@ -33,7 +33,7 @@ def parsed(body: Any = None, **options: Any) -> ResponsesRequest:
 
 
 def test_parameters_have_their_names_of_this_api() -> None:
-    """Others are those of chat completions."""
+    """Other fields are as in chat completions."""
     params = parsed({"max_output_tokens": 7, "temperature": 0.5, "top_k": 3, "stop": "x", "seed": 4}).parsed.params
     assert (params.max_tokens, params.temperature, params.top_k, params.stop, params.seed) == (7, 0.5, 3, ("x",), 4)
     assert parsed().parsed.params == BASE
@@ -86,7 +86,7 @@ def test_a_malformed_text_format_is_refused_by_its_place(form: Any, place: str) 
 
 
 def test_tools_of_the_body_and_of_its_items_are_offered() -> None:
-    """With warnings about those that are left out, and functions for those of namespaces."""
+    """With warnings about omitted tools, and functions for tools of namespaces."""
     added = {
         "type": "additional_tools",
         "role": "developer",
@@ -174,7 +174,7 @@ def turn_of(asked: ResponsesRequest) -> Turn:
 
 
 def test_instructions_come_before_everything_and_truncation_behind_the_systems() -> None:
-    """What is left out begins with the user's first message."""
+    """The omitted part begins with the user's first message."""
     said = [{"role": "system", "content": "S"}, *({"role": "user", "content": text} for text in "abc")]
     asked = parsed({"input": said, "instructions": "I", "truncation": "auto"})
     messages = asked.messages(request_media())
@@ -221,7 +221,7 @@ def test_fields_that_would_change_the_output_are_refused_by_name(body: dict[str,
     ],
 )
 def test_fields_that_are_ignored_have_a_warning(body: dict[str, Any], name: str) -> None:
-    """Unknown fields, members of objects included, and known ones without effect."""
+    """Unknown fields, members of objects included, and known fields without effect."""
     asked = parsed(body).parsed
     assert asked.params == BASE
     (warning,) = asked.warnings

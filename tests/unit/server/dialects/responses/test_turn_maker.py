@@ -20,7 +20,7 @@ BASE = SamplingParams(**API_DEFAULTS["chat"])
 
 
 class TokenPerMessage:
-    """A chat format whose prompts have one token per message."""
+    """A chat format with a token per message in its prompts."""
 
     tokenizer = SimpleNamespace(min_tokens=lambda text: len(text) // 2)
 
