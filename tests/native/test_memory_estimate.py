@@ -1,4 +1,4 @@
-"""What a model will need, from its header and by llama.cpp's plan, against what loading then takes."""
+"""The memory of a model, from its header and by llama.cpp's plan, against loading."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def close(found: int | None, expected: int | None, share: float = 0.05) -> bool:
 
 
 def planned_here(question: MemoryQuestion) -> MemoryReport:
-    """Return what the process of a dry run would, through its JSON."""
+    """Return the result of a dry run's process, through its JSON."""
     again = msgspec.json.decode(json.dumps(dataclasses.asdict(question)), type=MemoryQuestion)
     return msgspec.json.decode(msgspec.json.encode(dry_run.answer(again)), type=MemoryReport)
 
@@ -129,7 +129,7 @@ def tool(tmp_path_factory: pytest.TempPathFactory) -> ArchitectureTool:
 def test_the_header_of_an_architecture_has_its_cache(
     tool: ArchitectureTool, tmp_path: Path, name: str, free: Callable[[int], None]
 ) -> None:
-    """To the byte, except of those that are known to keep more."""
+    """To the byte, except for architectures that are known to keep more."""
     free(64 << 30)
     with tool.file(name, tmp_path) as path:
         header = memory_needs.ModelHeader([path])
@@ -150,7 +150,7 @@ def test_the_header_of_an_architecture_has_its_cache(
 
 
 def test_a_dry_run_is_a_process_of_its_own() -> None:
-    """It reports what a plan in this process does; nothing is loaded here."""
+    """It equals a plan in this process; nothing is loaded here."""
     path = demo_model_path()
     estimate = estimate_memory(path, n_ctx=2048, num_slots=2)
     with LLM(path, n_ctx=2048, num_slots=2) as llm:
@@ -195,7 +195,7 @@ def test_a_model_without_weights_only_plans() -> None:
 
 
 def small_machine(free: Callable[[int], None], share: float, **options: Any) -> MemoryEstimate:
-    """Limit the memory to a share of what the demo model needs with these options, and return that."""
+    """Limit the memory to a share of the demo model's need with these options, and return that."""
     estimate = estimate_memory(demo_model_path(), **options)
     free(int(estimate.devices[-1].needed_bytes * share))
     return estimate
@@ -214,7 +214,7 @@ def test_an_engine_chooses_a_context_that_fits(free: Callable[[int], None], capl
 def test_what_was_given_and_cannot_fit_is_refused_before_loading(
     free: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With what it needs, what is free, and the way out; fit=False leaves the check to the context."""
+    """With the needed memory, the free memory, and the way out; fit=False leaves the check to the context."""
     small_machine(free, 0.5, n_ctx=16384)
     loaded: list[str] = []
     load = Model.load.__func__  # type: ignore[attr-defined]
@@ -236,7 +236,7 @@ def test_what_was_given_and_cannot_fit_is_refused_before_loading(
 def test_what_surely_fits_is_planned_neither_before_nor_by_its_context(
     free: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A plan reads the header again; where memory may be short the context still makes its own."""
+    """A plan reads the header again; if memory may be short the context still makes its own."""
     limits: list[object] = []
     resolve = ContextOptions.resolve
 
@@ -273,7 +273,7 @@ def test_what_cannot_fit_into_the_machine_is_known_whatever_is_free(
 def test_mapped_weights_that_exceed_the_memory_load_with_a_warning(
     free: Callable[[int], None], caplog: pytest.LogCaptureFixture, tiny_models: TinyModels
 ) -> None:
-    """llama.cpp reads them again; only what has to be allocated must fit."""
+    """llama.cpp reads them again; only allocated memory must fit."""
     path = tiny_models(LlamaSpec(n_embd=256, n_layer=8))
     estimate = estimate_memory(path, n_ctx=256, num_slots=1)
     free(estimate.devices[-1].needed_bytes + estimate.weights_bytes // 2)
@@ -372,7 +372,7 @@ def test_wrong_options_and_counts_are_named_by_an_estimate(
 
 @pytest.mark.parametrize("is_dry", [False, True])
 def test_a_projector_counts(tmp_path: Path, is_dry: bool) -> None:
-    """The one beside the model or a given one, as it will be loaded; not one that is left out, damaged, or one of two."""
+    """The projector beside the model or a given projector, as it will be loaded; none if left out, damaged, or ambiguous."""
     model = write_model(tmp_path / "model.gguf", Qwen2VlSpec())
 
     def estimated(**options: Any) -> MemoryEstimate:
@@ -464,7 +464,7 @@ def test_its_memory_may_be_given(free: Callable[[int], None], tiny_models: TinyM
 def test_a_longer_context_never_makes_a_load_wait_for_a_plan(
     free: Callable[[int], None], tiny_models: TinyModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is loaded without one with 4,096 cells is loaded without one with all cells that are chosen."""
+    """A model loaded without a plan with 4,096 cells is loaded without a plan with all chosen cells."""
     path = tiny_models(LONG)
     least = estimate_memory(path, n_ctx=4096, num_slots=1, n_batch=4).total_bytes
     found: list[int | None] = []

@@ -57,7 +57,7 @@ def act(client: httpx.Client, number: int | str, action: str, **body: Any) -> ht
 
 
 def test_what_ran_in_a_slot_is_saved_and_found_by_the_next_server(slots: httpx.Client, folder: Path) -> None:
-    """In another slot of another server only what differs is computed."""
+    """In another slot of another server only the difference is computed."""
     assert complete(slots, FRANCE, id_slot=1)["id_slot"] == 1
     saved = act(slots, 1, "save", filename="france.bin").json()
     assert (saved["id_slot"], saved["filename"]) == (1, "france.bin")
@@ -161,7 +161,7 @@ def test_idle_slots_are_listed_without_what_they_do(client: httpx.Client) -> Non
 
 
 def test_drafts_are_shown_under_llama_servers_names() -> None:
-    """What drafts, in slots and settings; how many of a request, in its timings; none where it wants none."""
+    """The drafter, in slots and settings; the number of drafts of a request, in its timings; none if it wants none."""
     drafting = {**DEMO_ENGINE, "speculation": "tests.drafters:LastAgain,ngram"}
     with RunningServer(ServerSettings(engine_options=drafting)) as running, running.client() as client:
         assert all(slot["speculative"] for slot in client.get("/slots").json())

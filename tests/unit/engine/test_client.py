@@ -1,4 +1,4 @@
-"""`EngineClient`: what callers may use of an engine, the same for both."""
+"""`EngineClient`: the functions of an engine for callers, the same for both engines."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def test_requests_are_the_fronts_however_often_a_worker_saw_them() -> None:
 
 
 def test_engines_side_by_side_are_added_up_and_those_that_are_gone_stay_counted() -> None:
-    """Counters are sums over all engines that ever reported; a report replaces the one before of the same engine."""
+    """Counters are sums over all engines that ever reported; a report replaces the last report of the same engine."""
     totals, front = WorkerTotals(), Metrics()
     totals.report(worker_with(2, 0.1).snapshot(), name="a")
     totals.report(worker_with(3, 0.1).snapshot(), name="b")

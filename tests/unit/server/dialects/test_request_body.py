@@ -129,7 +129,7 @@ def test_no_request_outlives_the_servers_limit() -> None:
 
 
 def test_more_samplers_than_a_request_can_mean_are_refused() -> None:
-    """Each repeated name has a warning, so that a long list would become a longer one of texts."""
+    """Each repeated name has a warning, so that a long list would become a longer list of texts."""
     warnings: list[str] = []
     assert parse_samplers(["top_k"] * 256, warnings) == ("top_k",)
     assert len(warnings) == 255
