@@ -469,10 +469,8 @@ def _without_one_of(node: Schema, exclusion: Exclusion, share: Share) -> Schema:
     ]
     if not exclusion.all_exclude(alternatives):
         return node
-    choices = [
-        alternative if target is None else share(target, name)
-        for alternative, target in zip(node["oneOf"], targets, strict=True)
-    ]
+    pairs = zip(node["oneOf"], targets, strict=True)
+    choices = [alternative if target is None else share(target, name) for alternative, target in pairs]
     return _with_added({name: value for name, value in node.items() if name != "oneOf"}, "anyOf", choices) or node
 
 
@@ -521,25 +519,17 @@ def _without_property_names(node: Schema, resolve: Resolve, share: Share) -> Sch
         shared = share(others, None) if isinstance(others, dict) else others
         kept = {name: properties.get(name, shared) for name in listed if name in properties or shared is not False}
         return {**changed, "properties": kept, "additionalProperties": False}
-    pattern = _name_pattern(names, restricting)
-    if pattern is None or properties:
+    least, most, pattern = names.get("minLength", 0), names.get("maxLength", ""), names.get("pattern")
+    if restricting == {"format"}:
+        pattern = _NAME_PATTERNS.get(str(names["format"]))
+    elif restricting and restricting <= {"minLength", "maxLength"}:
+        are_counts = all(type(count) is int and count >= 0 for count in (least, most or 0))
+        pattern = rf"^[\s\S]{{{least},{most}}}$" if are_counts else None
+    elif restricting != {"pattern"}:
+        return node
+    if not isinstance(pattern, str) or properties:
         return node
     return {**changed, "patternProperties": {pattern: others}, "additionalProperties": False}
-
-
-def _name_pattern(names: Schema, restricting: set[str]) -> str | None:
-    if restricting == {"pattern"} and isinstance(names["pattern"], str):
-        return names["pattern"]
-    if restricting == {"format"}:
-        return _NAME_PATTERNS.get(str(names["format"]))
-    least, most = names.get("minLength", 0), names.get("maxLength", "")
-    if (
-        restricting
-        and restricting <= {"minLength", "maxLength"}
-        and all(type(n) is int and n >= 0 for n in (least, most or 0))
-    ):
-        return rf"^[\s\S]{{{least},{most}}}$"
-    return None
 
 
 def _decimal_pattern(pattern: str) -> str | None:
@@ -558,31 +548,27 @@ def _decimal_pattern(pattern: str) -> str | None:
 
 def _with_exact_bounds(node: Schema) -> Schema:
     """Move exclusive bounds by a billionth if they are integers beside another number. llguidance would allow the bound."""
-    bounds = {keyword: node[keyword] for keyword in ("minimum", "maximum", *_MOVED) if is_number(node.get(keyword))}
-    if node.get("type") == "integer" or not any(value % 1 for value in bounds.values()):
-        return node
+    bounds = {keyword: node[keyword] for keyword in _BOUNDS if is_number(node.get(keyword))}
     changed = dict(node)
-    for keyword, (inclusive, step) in _MOVED.items():
-        value = bounds.get(keyword, 0.5)
-        if not value % 1 and abs(value) <= _MAX_EXACT and inclusive not in node:
-            changed[inclusive] = changed.pop(keyword) + step
+    if node.get("type") != "integer" and any(value % 1 for value in bounds.values()):
+        for keyword, (inclusive, step) in _MOVED.items():
+            value = bounds.get(keyword, 0.5)
+            if not value % 1 and abs(value) <= _MAX_EXACT and inclusive not in node:
+                changed[inclusive] = changed.pop(keyword) + step
     return changed
 
 
 def _with_bounded_multiples(node: Schema) -> Schema:
     """Return the node with bounds of 16 digits beside multipleOf, if it has none: a multiple may need any number of digits."""
     step = node.get("multipleOf")
-    limits = {name: node[name] for name in ("minimum", "maximum", *_MOVED) if name in node}
-    if not all(map(_is_float, (step, *limits.values()))):
+    limits = {name: node[name] for name in _BOUNDS if name in node}
+    try:
+        is_finite = all(is_number(value) and math.isfinite(float(value)) for value in (step, *limits.values()))
+    except OverflowError:
+        is_finite = False
+    if not is_finite:
         return node
     most = max(_LARGEST, 9 * max(abs(value) for value in (step, *limits.values())))
     low = {} if {"minimum", "exclusiveMinimum"} & limits.keys() else {"minimum": -most}
     high = {} if {"maximum", "exclusiveMaximum"} & limits.keys() else {"maximum": most}
     return {**node, **low, **high}
-
-
-def _is_float(value: Any) -> bool:
-    try:
-        return is_number(value) and math.isfinite(float(value))
-    except OverflowError:
-        return False

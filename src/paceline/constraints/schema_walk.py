@@ -538,70 +538,61 @@ def relaxed(
     types = parameters.get("type", "object")
     if types != "object" and not (isinstance(types, list) and "object" in types):
         return {"type": "object"}, (("#/type", f"arguments are an object, and not {str(types)[:80]!r}"),)
-    relaxation = _Relaxation(check, iter(range(MAX_CHECKS)) if budget is None else budget)
-    return relaxation.run({**parameters, "type": "object"}), tuple(relaxation.removed)
+    left, removed, root = (
+        iter(range(MAX_CHECKS)) if budget is None else budget,
+        list[tuple[str, str]](),
+        dict[str, Any](),
+    )
 
-
-class _Relaxation:
-    def __init__(self, check: Check, budget: Iterator[int]) -> None:
-        self.removed: list[tuple[str, str]] = []
-        self._check, self._budget = check, budget
-        self._root: dict[str, Any] = {}
-
-    def run(self, schema: Schema) -> Schema:
-        self._root["#"] = schema
-        if self._reason_of_check() is not None:  # the check of a whole schema is not counted
-            self._fit("#", self._root, "#", schema)
-        found: Schema = self._root["#"]
-        return found
-
-    def _reason(self) -> str | None:
-        """Return why the schema so far does not pass; None if it does."""
-        if next(self._budget, None) is None:
-            return "the schemas have too many parts that cannot be enforced"
-        return self._reason_of_check()
-
-    def _reason_of_check(self) -> str | None:
+    def reason_of_check() -> str | None:
         try:
-            self._check(self._root["#"])
+            check(root["#"])
         except GrammarError as error:
             return _POINTER.sub("", str(error))
         except PacelineError as error:
             return str(error)
         return None
 
-    def _fit(self, pointer: str, parent: Any, key: str | int, schema: Any) -> None:
+    def reason() -> str | None:
+        """Return why the schema so far does not pass; None if it does."""
+        return (
+            "the schemas have too many parts that cannot be enforced" if next(left, None) is None else reason_of_check()
+        )
+
+    def fit(pointer: str, parent: Any, key: str | int, schema: Any) -> None:
         """Set `parent[key]` to the schema without the parts that do not pass."""
         parent[key] = schema
-        reason = self._reason()
-        if reason is None:
+        if (problem := reason()) is None:
             return
         parent[key] = {}
         if isinstance(schema, dict):
             for keyword in sorted(schema, key=lambda name: _FIRST.get(name, 2)):
-                self._fit_keyword(pointer_to(pointer, keyword), parent[key], keyword, schema[keyword])
+                fit_keyword(pointer_to(pointer, keyword), parent[key], keyword, schema[keyword])
         elif schema is not True:
-            self.removed.append((pointer, reason))
+            removed.append((pointer, problem))
 
-    def _fit_keyword(self, pointer: str, node: Schema, keyword: str, value: Any) -> None:
+    def fit_keyword(pointer: str, node: Schema, keyword: str, value: Any) -> None:
         node[keyword] = value
-        reason = self._reason()
-        if reason is None:
+        if (problem := reason()) is None:
             return
         children = children_of(keyword, value)
         if children:
-            is_single = children[0][0] is None
-            names = () if is_single else [name for name, _ in children]
+            names = [name for name, _ in children if name is not None]
             node[keyword] = {name: {} for name in names} if isinstance(value, dict) else [{} for _ in names]
-            if self._reason() is None:
+            if reason() is None:
                 for name, child in children:
                     parent, key = (node, keyword) if name is None else (node[keyword], name)
-                    self._fit(pointer_to(pointer, name), parent, key, child)
+                    fit(pointer_to(pointer, name), parent, key, child)
                 return
         del node[keyword]
         if keyword == "oneOf" and "anyOf" not in node:
-            self._fit_keyword(pointer, node, "anyOf", value)
-        self.removed.append((pointer, reason))
+            fit_keyword(pointer, node, "anyOf", value)
+        removed.append((pointer, problem))
+
+    root["#"] = {**parameters, "type": "object"}
+    if reason_of_check() is not None:  # the check of a whole schema is not counted
+        fit("#", root, "#", root["#"])
+    return root["#"], tuple(removed)
 
 
 # ---- regular expressions, before they are compiled
