@@ -196,14 +196,26 @@ class ChatReader:
 
     def read(self, chunk: StreamChunk) -> list[ChatChunk]:
         """Return the chunks of the chat that a chunk brings; if it ends several choices, a chunk for each, its own last."""
-        ended = [] if chunk.usage is None else self._end_others(chunk)
+        ended = []
+        for index, other in enumerate(self._messages) if chunk.usage is not None else ():
+            if index != chunk.choice and not other.has_ended:
+                deltas, whole = other.finish(is_cut=_is_cut(chunk.finish_reason, None, self._rendered))
+                end = ChatChunk(
+                    choice=index,
+                    deltas=tuple(deltas),
+                    finish_reason=chunk.finish_reason,
+                    error=chunk.error,
+                    message=whole,
+                    warning=other.warning,
+                )
+                ended.append(end)
         message = self._messages[chunk.choice]
         deltas = [] if message.has_ended else message.feed(chunk.text)
-        whole, reason = None, chunk.finish_reason
+        parsed, reason = None, chunk.finish_reason
         if reason is not None and not message.has_ended:
-            more, whole = message.finish(is_cut=_is_cut(reason, chunk.stop, self._rendered))
+            more, parsed = message.finish(is_cut=_is_cut(reason, chunk.stop, self._rendered))
             deltas += more
-            reason = _chat_reason(reason, whole)
+            reason = _chat_reason(reason, parsed)
         return [
             *ended,
             ChatChunk(
@@ -216,27 +228,10 @@ class ChatReader:
                 stop=chunk.stop,
                 usage=chunk.usage,
                 error=chunk.error,
-                message=whole,
+                message=parsed,
                 warning=message.warning,
             ),
         ]
-
-    def _end_others(self, terminal: StreamChunk) -> list[ChatChunk]:
-        ended = []
-        for index, message in enumerate(self._messages):
-            if index != terminal.choice and not message.has_ended:
-                deltas, whole = message.finish(is_cut=_is_cut(terminal.finish_reason, None, self._rendered))
-                ended.append(
-                    ChatChunk(
-                        choice=index,
-                        deltas=tuple(deltas),
-                        finish_reason=terminal.finish_reason,
-                        error=terminal.error,
-                        message=whole,
-                        warning=message.warning,
-                    )
-                )
-        return ended
 
 
 def chat_completion_of(

@@ -307,7 +307,16 @@ def parse_messages(
 def _parse_message(place: str, message: object, ignored: IgnoredMembers) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise InvalidType(f"{place} must be an object with role and content, not {type(message).__name__}")
-    role = _parse_role(place, message)
+    if "role" not in message:
+        raise InvalidParams(f"{place}.role is missing; it is one of {', '.join(map(repr, ROLES))}")
+    role = validation.text(f"{place}.role", message["role"])
+    if not _PLAIN_ROLE.fullmatch(role):
+        near = role.strip().lower()
+        hint = f"; did you mean {near!r}?" if near in ROLES else ""
+        raise InvalidParams(
+            f"{place}.role must be one of {', '.join(map(repr, ROLES))}, or a plain word, not {role[:80]!r}{hint}"
+        )
+    role = "tool" if role == "function" else role
     ignored.check(place, "message", message, _KNOWN_MEMBERS)
     content, thoughts = _parse_content(place, role, message, ignored)
     parsed: dict[str, Any] = {"role": role, "content": content}
@@ -323,19 +332,6 @@ def _parse_message(place: str, message: object, ignored: IgnoredMembers) -> dict
     if message.get("tool_call_id"):
         parsed["tool_call_id"] = validation.text(f"{place}.tool_call_id", message["tool_call_id"])
     return parsed
-
-
-def _parse_role(place: str, message: Mapping[Any, Any]) -> str:
-    if "role" not in message:
-        raise InvalidParams(f"{place}.role is missing; it is one of {', '.join(map(repr, ROLES))}")
-    role = validation.text(f"{place}.role", message["role"])
-    if not _PLAIN_ROLE.fullmatch(role):
-        near = role.strip().lower()
-        hint = f"; did you mean {near!r}?" if near in ROLES else ""
-        raise InvalidParams(
-            f"{place}.role must be one of {', '.join(map(repr, ROLES))}, or a plain word, not {role[:80]!r}{hint}"
-        )
-    return "tool" if role == "function" else role
 
 
 def _parse_content(

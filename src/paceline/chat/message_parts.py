@@ -28,10 +28,9 @@ _MAX_SHOWN = 80
 # Members that SDKs and providers add to parts, and that say nothing to a model.
 _SILENT = frozenset(
     (
-        *("annotations", "cache_control", "citations", "closed", "encrypted_content", "id", "index", "logprobs"),
-        *("prompt_cache_breakpoint", "provider_metadata", "provider_options", "provider_specific_fields"),
-        *("providerMetadata", "providerOptions", "signature", "state"),
-    )
+        "annotations cache_control citations closed encrypted_content id index logprobs prompt_cache_breakpoint "
+        "provider_metadata provider_options provider_specific_fields providerMetadata providerOptions signature state"
+    ).split()
 )
 _ATTACHMENT_MEMBERS = ("url", "detail", "data", "format")
 
@@ -88,9 +87,12 @@ def text_of_part(place: str, part: object, ignored: IgnoredMembers) -> tuple[str
     ignored.check(place, "part", part, {"type", name} | _SILENT)
     value = part[name]
     if kind == "thinking" and isinstance(value, list):
-        return kind, "".join(
-            _thought(f"{place}.thinking[{index}]", inner, ignored) for index, inner in enumerate(value)
-        )
+        texts = []
+        for index, inner in enumerate(value):
+            if isinstance(inner, Mapping) and inner.get("type") == "thinking":
+                raise InvalidParams(f"{place}.thinking[{index}].type must be 'text', not 'thinking'")
+            texts.append(text_of_part(f"{place}.thinking[{index}]", inner, ignored)[1])
+        return kind, "".join(texts)
     return kind, validation.text(f"{place}.{name}", value)
 
 
@@ -101,12 +103,6 @@ def check_attachment_part(place: str, part: Mapping[Any, Any], ignored: IgnoredM
     value = part.get(kind)
     if isinstance(value, Mapping):
         ignored.check(f"{place}.{kind}", kind, value, _ATTACHMENT_MEMBERS)
-
-
-def _thought(place: str, part: object, ignored: IgnoredMembers) -> str:
-    if isinstance(part, Mapping) and part.get("type") == "thinking":
-        raise InvalidParams(f"{place}.type must be 'text', not 'thinking'")
-    return text_of_part(place, part, ignored)[1]
 
 
 def refuse_unsupported(place: str, kind: str) -> NoReturn:

@@ -116,11 +116,7 @@ def _parse_allowed(choice: Mapping[Any, Any], tools: Sequence[Tool]) -> tuple[To
 
 def _parse_tool(place: str, tool: object, ignored: IgnoredMembers) -> Tool:
     if isinstance(tool, Tool):
-        function: Mapping[Any, Any] = {
-            "name": tool.name,
-            "description": tool.description,
-            "parameters": tool.parameters,
-        }
+        function: Mapping[Any, Any] = {name: getattr(tool, name) for name in ("name", "description", "parameters")}
         place_of = place
     elif isinstance(tool, Mapping):
         kind = tool.get("type") or "function"
@@ -137,16 +133,12 @@ def _parse_tool(place: str, tool: object, ignored: IgnoredMembers) -> Tool:
     name = validation.text(f"{place_of}.name", function.get("name"))
     if not name or len(name) > 256:
         raise InvalidParams(f"{place_of}.name must have 1 to 256 characters, not {len(name)}")
-    description = function.get("description")
+    description, parameters = function.get("description"), function.get("parameters")
     return Tool(
         name,
         "" if description is None else validation.text(f"{place_of}.description", description),
-        _parse_parameters(f"{place_of}.parameters", function.get("parameters")),
+        checked_schema(f"{place_of}.parameters", parameters) if parameters not in (None, {}) else _NO_ARGUMENTS,
     )
-
-
-def _parse_parameters(place: str, parameters: object) -> Mapping[str, Any]:
-    return _NO_ARGUMENTS if parameters is None or parameters == {} else checked_schema(place, parameters)
 
 
 def _named_tool(place: str, choice: object, tools: Sequence[Tool]) -> Tool:

@@ -6,7 +6,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, Unpack, overload
 
 from paceline.chat import ToolCall
 from paceline.chat.chat_request import TokenHistory
@@ -36,17 +36,16 @@ T = TypeVar("T")
 
 Messages = Sequence[Mapping[str, Any]]
 ChatOutcome = ChatReply[Any] | PacelineError
+_ONE = "stream_chat takes one conversation; make a stream for each of several"
 
 
 def is_batch_of_chats(messages: object) -> bool:
     """Return whether this is a list of conversations, and not one."""
-    return (
-        isinstance(messages, Sequence)
-        and not isinstance(messages, (str, bytes))
-        and len(messages) > 0
-        and isinstance(messages[0], Sequence)
-        and not isinstance(messages[0], (str, bytes))
-    )
+
+    def is_list(value: object) -> TypeGuard[Sequence[object]]:
+        return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+
+    return is_list(messages) and len(messages) > 0 and is_list(messages[0])
 
 
 class ChatMethods:
@@ -189,8 +188,8 @@ class ChatMethods:
         *,
         is_streamed: bool = False,
     ) -> ChatCall:
-        if is_streamed:
-            _check_is_one(messages)
+        if is_streamed and is_batch_of_chats(messages):
+            raise InvalidType(_ONE)
         return self._call(messages, self._arguments(params, options, is_streamed=is_streamed), history)
 
     def _arguments(
@@ -219,11 +218,6 @@ class ChatMethods:
             return stream, ChatAssembly(call, request.prompt, on_end)
 
         return ChatStream(open_round)
-
-
-def _check_is_one(messages: object) -> None:
-    if is_batch_of_chats(messages):
-        raise InvalidType("stream_chat takes one conversation; make a stream for each of several")
 
 
 def run_calls(engine: EngineClient, calls: Sequence[ChatCall], advance: Callable[[], object]) -> list[ChatOutcome]:
@@ -386,8 +380,8 @@ class AsyncChatMethods(ABC):
         *,
         is_streamed: bool = False,
     ) -> ChatCall:
-        if is_streamed:
-            _check_is_one(messages)
+        if is_streamed and is_batch_of_chats(messages):
+            raise InvalidType(_ONE)
         defaults = (await self._engine()).sampling_defaults
         arguments = await asyncio.to_thread(chat_arguments, defaults, params, options, is_streamed=is_streamed)
         return await self._call(messages, arguments, history)

@@ -236,8 +236,16 @@ class AsyncChatStream(_BaseChatStream, LoopReadable[ChatChunk, ChatReply[Any]]):
                 taken = await self._stream.get(timeout_s)
                 if not isinstance(taken, StreamChunk):
                     return taken
-                self._read(taken)
-            await self._finish_reading()
+                if self._assembly is None:
+                    self._assembly = self._make_assembly()
+                assembly = self._assembly
+                if not assembly.needs_parser(taken):
+                    self._waiting.extend(assembly.read(taken))
+                    continue
+                self._reading = asyncio.ensure_future(asyncio.to_thread(assembly.read, taken))
+            chunks = await asyncio.shield(self._reading)  # if the caller is cancelled meanwhile, the next call has them
+            self._reading = None
+            self._waiting.extend(chunks)
         return self._take()
 
     def cancel(self) -> None:
@@ -282,21 +290,3 @@ class AsyncChatStream(_BaseChatStream, LoopReadable[ChatChunk, ChatReply[Any]]):
 
     async def _open(self) -> None:
         await self._stream.open()
-
-    def _read(self, chunk: StreamChunk) -> None:
-        """Have a chunk read: here, or in a thread if it takes time."""
-        if self._assembly is None:
-            self._assembly = self._make_assembly()
-        assembly = self._assembly
-        if assembly.needs_parser(chunk):
-            self._reading = asyncio.ensure_future(asyncio.to_thread(assembly.read, chunk))
-        else:
-            self._waiting.extend(assembly.read(chunk))
-
-    async def _finish_reading(self) -> None:
-        """Wait for the thread that reads; if the caller is cancelled meanwhile, the next call has its chunks."""
-        if self._reading is None:
-            return
-        chunks = await asyncio.shield(self._reading)
-        self._reading = None
-        self._waiting.extend(chunks)

@@ -95,13 +95,13 @@ class TypeSchemas(GenerateJsonSchema):
         schemes = schema.get("allowed_schemes") or ["https", "http"]
         if schemes == ["file"]:
             return _text(rf"^file:///{_PATH}$", schema)
-        return _text(rf"^(?:{_alternatives(schemes)})://{_HOST}{_PORT}{_AFTER_HOST}$", schema)
+        return _text(rf"^(?:{'|'.join(map(re.escape, schemes))})://{_HOST}{_PORT}{_AFTER_HOST}$", schema)
 
     def multi_host_url_schema(self, schema: core_schema.MultiHostUrlSchema) -> JsonSchemaValue:
         """Write a pattern with the schemes that are allowed, for one host or several."""
         schemes = schema.get("allowed_schemes") or ["https", "http"]
         hosts = rf"{_HOST}{_PORT}(?:,{_HOST}{_PORT})*"
-        return _text(rf"^(?:{_alternatives(schemes)})://{_USER}{hosts}{_AFTER_HOST}$", schema)
+        return _text(rf"^(?:{'|'.join(map(re.escape, schemes))})://{_USER}{hosts}{_AFTER_HOST}$", schema)
 
     def datetime_schema(self, schema: core_schema.DatetimeSchema) -> JsonSchemaValue:
         """Write a time without its zone if it may have none."""
@@ -141,10 +141,11 @@ class TypeSchemas(GenerateJsonSchema):
             return {"additionalProperties": False, **written}
         keys: Mapping[str, Any] = schema.get("keys_schema", {})
         if keys.get("type") in ("enum", "literal"):
-            listed = [getattr(key, "value", key) for key in keys.get("members", keys.get("expected", ()))]
-            return {**written, "propertyNames": {"enum": [_name(key) for key in listed]}}
-        names = _KEYS.get(str(keys.get("type")))
-        return written if names is None else {**written, "propertyNames": names}
+            listed = (getattr(key, "value", key) for key in keys.get("members", keys.get("expected", ())))
+            names = [str(key).lower() if isinstance(key, bool) else str(key) for key in listed]
+            return {**written, "propertyNames": {"enum": names}}
+        described = _KEYS.get(str(keys.get("type")))
+        return written if described is None else {**written, "propertyNames": described}
 
 
 _BOUNDS: Final = {"minimum": "ge", "exclusiveMinimum": "gt", "maximum": "le", "exclusiveMaximum": "lt"}
@@ -156,30 +157,20 @@ def narrowed(node: Any) -> Any:
         return [narrowed(child) for child in node]
     if not isinstance(node, dict):
         return node
-    found = {
-        name: value
-        if name in _VALUES
-        else {key: narrowed(child) for key, child in value.items()}
-        if name in _SCHEMAS and isinstance(value, dict)
-        else narrowed(value)
-        for name, value in node.items()
-    }
-    if "pattern" not in found and str(found.get("format")) in _PATTERNS:
-        found["pattern"] = _PATTERNS[str(found.pop("format"))]
-    return found
+    changed: dict[str, Any] = {}
+    for name, value in node.items():
+        if name in _SCHEMAS and isinstance(value, dict):
+            changed[name] = {key: narrowed(child) for key, child in value.items()}
+        else:
+            changed[name] = value if name in _VALUES else narrowed(value)
+    if "pattern" not in changed and str(changed.get("format")) in _PATTERNS:
+        changed["pattern"] = _PATTERNS[str(changed.pop("format"))]
+    return changed
 
 
 def _text(pattern: str, schema: Mapping[str, Any]) -> JsonSchemaValue:
     most = schema.get("max_length")
     return {"type": "string", "pattern": pattern, **({} if most is None else {"maxLength": most})}
-
-
-def _alternatives(texts: list[str]) -> str:
-    return "|".join(re.escape(text) for text in texts)
-
-
-def _name(key: Any) -> str:
-    return {True: "true", False: "false"}[key] if isinstance(key, bool) else str(key)
 
 
 T = TypeVar("T")

@@ -91,7 +91,7 @@ class PieceIndex:
         for piece, token in self._by_piece:
             self._ids.setdefault(piece, []).append(token)
         self.blanks = [token for piece, token in self._by_piece if len(piece) <= MAX_BLANKS and piece.isspace()]
-        short = [(piece, token) for piece, token in self._by_piece if len(piece) <= 3 and _is_continuation(piece)]
+        short = [pair for pair in self._by_piece if len(pair[0]) <= 3 and all(0x80 <= byte < 0xC0 for byte in pair[0])]
         self.continuations = [[token for piece, token in short if len(piece) <= most] for most in range(4)]
         """Tokens that continue a character of which so many bytes are missing, and hold no more."""
 
@@ -134,10 +134,6 @@ class PieceIndex:
         return found
 
 
-def _is_continuation(piece: bytes) -> bool:
-    return all(0x80 <= byte < 0xC0 for byte in piece)
-
-
 ConstraintFactory = Callable[[TokenTable], Constraint]
 """Makes a constraint of a user's own."""
 
@@ -177,7 +173,15 @@ class LogitsProcessors:
         shape = logits.shape
         for processor in self._processors:
             returned: Any = processor(list(self._token_ids), logits)
-            logits = _row(returned, shape, processor)
+            try:
+                row = None if returned is None else np.ascontiguousarray(returned, dtype=np.float32)
+            except (TypeError, ValueError):
+                row = None
+            if row is None or row.shape != shape:
+                name = getattr(processor, "__qualname__", type(processor).__name__)
+                kind = type(returned).__name__ if row is None else f"an array of the shape {row.shape}"
+                raise InvalidType(f"logits_processors: {name} must return an array of the shape {shape}, not {kind}")
+            logits = row
         return logits
 
     def accept(self, token_id: int) -> None:
@@ -199,24 +203,12 @@ def logits_processors_of(params: SamplingParams) -> LogitsProcessors | None:
     """
     if not params.logits_processors:
         return None
-    return LogitsProcessors([_processor(index, given) for index, given in enumerate(params.logits_processors)])
-
-
-def _processor(index: int, given: Any) -> LogitsProcessor:
-    found = validation.import_named(given) if isinstance(given, str) else given
-    if not callable(found):
-        raise InvalidType(f"logits_processors[{index}]: {given!r:.80} is not a function, but a {type(found).__name__}")
-    processor: LogitsProcessor = found
-    return processor
-
-
-def _row(returned: Any, shape: tuple[int, ...], processor: LogitsProcessor) -> LogitRow:
-    try:
-        row = None if returned is None else np.ascontiguousarray(returned, dtype=np.float32)
-    except (TypeError, ValueError):
-        row = None
-    if row is None or row.shape != shape:
-        name = getattr(processor, "__qualname__", type(processor).__name__)
-        found = type(returned).__name__ if row is None else f"an array of the shape {row.shape}"
-        raise InvalidType(f"logits_processors: {name} must return an array of the shape {shape}, not {found}")
-    return row
+    processors = list[LogitsProcessor]()
+    for index, given in enumerate(params.logits_processors):
+        made = validation.import_named(given) if isinstance(given, str) else given
+        if not callable(made):
+            raise InvalidType(
+                f"logits_processors[{index}]: {given!r:.80} is not a function, but a {type(made).__name__}"
+            )
+        processors.append(made)
+    return LogitsProcessors(processors)

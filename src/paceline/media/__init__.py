@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Final, TypeGuard
 
 from paceline.media.audio import MAX_AUDIO_BYTES, Audio, AudioExtent, audio_format
-from paceline.media.audio_formats import MAX_SECONDS, MIN_SECONDS
+from paceline.media.audio_formats import MAX_SECONDS
 from paceline.media.image import (
     MAX_IMAGE_BYTES,
     MAX_PIXELS,
     MAX_SIDE,
     Image,
     ImageExtent,
-    ImageHeader,
     check_end,
     read_image_header,
 )
@@ -24,13 +23,11 @@ __all__ = [
     "MAX_PIXELS",
     "MAX_SECONDS",
     "MAX_SIDE",
-    "MIN_SECONDS",
     "Attachment",
     "Audio",
     "AudioExtent",
     "Image",
     "ImageExtent",
-    "ImageHeader",
     "MediaExtent",
     "audio_format",
     "check_end",
