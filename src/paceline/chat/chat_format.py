@@ -31,7 +31,7 @@ from paceline.constraints.schema_walk import MAX_CHECKS, Check, relaxed
 from paceline.errors import GrammarError, InvalidParams, InvalidType, TemplateError, TextTooLong, Unsupported
 from paceline.params import SamplingParams
 from paceline.request import cached_in_scope
-from paceline.runtime import Model, Sampler, Tokenizer
+from paceline.runtime import Model, Sampler
 from paceline.runtime.model import ChatPrompt, CompiledTemplate
 from paceline.runtime.sampler import grammar_of_schema
 
@@ -184,7 +184,16 @@ class RenderedPrompt:
 
 
 class ChatFormat:
-    """The chat format of one model: by its own template, or by one that replaces it."""
+    """The chat format of one model: by its own template, or by one that replaces it.
+
+    Attributes:
+        tokenizer: The tokenizer of the model.
+        source: The template's Jinja source.
+        bos: The text of the beginning-of-text token (`bos_token` in templates); empty if there is none.
+        eos: The text of the end-of-text token (`eos_token` in templates); empty if there is none.
+        capabilities: The abilities of the template, by llama.cpp's names, for example `supports_tool_calls`; of the variant for
+            tools.
+    """
 
     def __init__(self, model: Model, template: str | None = None) -> None:
         """Compile the template, and its variant for tools if the model has one.
@@ -198,38 +207,15 @@ class ChatFormat:
             Unsupported: The model has no template and none was given.
             TemplateError: The source does not parse, or has no Jinja in it.
         """
-        self._model, self._tokenizer = model, model.tokenizer
+        self._model, self.tokenizer = model, model.tokenizer
         self._default = model.compile_chat_template(_without_refusals(_source(model, template)))
         for_tools = model.chat_template("tool_use") if template is None else None
         self._for_tools = model.compile_chat_template(_without_refusals(for_tools)) if for_tools else self._default
+        self.source, self.bos, self.eos = self._default.source, self._default.bos, self._default.eos
+        self.capabilities = self._for_tools.capabilities
         self._fitter = MessageFitter()
         self._relaxed = cached_in_scope(_MAX_RELAXED)(_relaxed_tools)
         self._forms: dict[str, Form] = {}  # by the source of a template, that of its latest rendering
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the model."""
-        return self._tokenizer
-
-    @property
-    def source(self) -> str:
-        """The template's Jinja source."""
-        return self._default.source
-
-    @property
-    def bos(self) -> str:
-        """The text of the beginning-of-text token (`bos_token` in templates); empty if there is none."""
-        return self._default.bos
-
-    @property
-    def eos(self) -> str:
-        """The text of the end-of-text token (`eos_token` in templates); empty if there is none."""
-        return self._default.eos
-
-    @property
-    def capabilities(self) -> Mapping[str, bool]:
-        """The abilities of the template, by llama.cpp's names, for example `supports_tool_calls`; of the variant for tools."""
-        return self._for_tools.capabilities
 
     def render(
         self,
@@ -305,7 +291,7 @@ class ChatFormat:
         def render(described: Sequence[Mapping[str, Any]]) -> RenderedPrompt:
             given = {**request, "tools": described} if described else request
             found = self._rendered_for(template, messages, given, variables, offered)
-            return replace(found, is_continued=turn.continue_final_message, eog_ids=self._tokenizer.eog_ids)
+            return replace(found, is_continued=turn.continue_final_message, eog_ids=self.tokenizer.eog_ids)
 
         if offered:
             rendered, removed = self._render_tools(template, render, offered, choice, has_call_grammar=has_call_grammar)
@@ -412,9 +398,9 @@ class ChatFormat:
 
         for form in sorted(_FORMS, key=lambda form: form != known) if is_split and not is_nested else ():
             rendered = render(names.described(form))
-            controls = ((text, self._tokenizer.token_id(text)) for text in rendered.preserved_tokens)
+            controls = ((text, self.tokenizer.token_id(text)) for text in rendered.preserved_tokens)
             control_ids = tuple(
-                (text, token) for text, token in controls if token is not None and self._tokenizer.is_control(token)
+                (text, token) for text, token in controls if token is not None and self.tokenizer.is_control(token)
             )
             syntax = syntax_of(rendered.parser, rendered.grammar, names, control_ids)
             if syntax is not None:
@@ -444,7 +430,7 @@ class ChatFormat:
         Raises:
             TextTooLong: The prompt is longer than the tokenizer can take in one piece.
         """
-        return self._tokenizer.encode_prompt(prompt.text, prompt.inputs)
+        return self.tokenizer.encode_prompt(prompt.text, prompt.inputs)
 
     def can_begin(self, params: SamplingParams) -> bool:
         """Return whether the grammar of params allows its prefix.

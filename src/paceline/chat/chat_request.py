@@ -400,15 +400,15 @@ def _ids_of(texts: Iterable[str], tokenizer: Tokenizer) -> tuple[int, ...]:
 class TokenHistory:
     """The last prompt with the text that was generated after it. One thread at a time.
 
-    token_ids: prompt and generated tokens, negative in the cells of images. text: what they spell, with marks of this nonce in
-    place of images. has_images: whether there are any. first_kept: the index of the first message after the system message that
-    the last prompt has; the messages before it are left out of prompts.
+    Attributes:
+        token_ids: Prompt and generated tokens, negative in the cells of images.
+        text: Their text, with marks of the nonce in place of images.
+        nonce: Random text of the marks.
+        first_kept: The index of the first message after the system message that the last prompt has.
     """
 
     def __init__(self, token_ids: Sequence[int] = (), text: str = "") -> None:
-        """Begin without images. token_ids: prompt and generated tokens. text: their text."""
-        self.token_ids = tuple(token_ids)
-        self.text = text
+        self.token_ids, self.text = tuple(token_ids), text
         self.nonce = secrets.token_hex(16)
         self.first_kept = 0
         self._segments: tuple[Segment, ...] = (list(token_ids),) if token_ids else ()

@@ -154,7 +154,16 @@ class _BaseConversation(Generic[AnyLLM]):
             OSError: The file cannot be read.
         """
         made = cls(llm, params=params, **options)
-        made._restore(path)
+        try:
+            record = json.loads(validation.read_file(Path(path), _MAX_FILE_BYTES))
+            if record["paceline_conversation"] != _VERSION:
+                raise StateError(f"{path}: version {record['paceline_conversation']!r} of a conversation is not known")
+            made._messages = parsed_with_attachments(record["messages"]) if record["messages"] else []
+            ids = [validation.integer("token_ids", token, 0) for token in record["token_ids"]]
+            made._history = TokenHistory(ids, validation.text("text", record["text"]))
+            made._fingerprint = validation.text("model", record["model"])
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise StateError(f"{path} is not a saved conversation: {error}") from None
         return made
 
     def undo(self) -> Content | None:
@@ -206,18 +215,6 @@ class _BaseConversation(Generic[AnyLLM]):
             written.replace(target)
         finally:
             written.unlink(missing_ok=True)
-
-    def _restore(self, path: str | os.PathLike[str]) -> None:
-        try:
-            record = json.loads(validation.read_file(Path(path), _MAX_FILE_BYTES))
-            if record["paceline_conversation"] != _VERSION:
-                raise StateError(f"{path}: version {record['paceline_conversation']!r} of a conversation is not known")
-            self._messages = parsed_with_attachments(record["messages"]) if record["messages"] else []
-            ids = [validation.integer("token_ids", token, 0) for token in record["token_ids"]]
-            self._history = TokenHistory(ids, validation.text("text", record["text"]))
-            self._fingerprint = validation.text("model", record["model"])
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise StateError(f"{path} is not a saved conversation: {error}") from None
 
     def _with(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of the conversation, changed by the options of a turn that are not None."""
