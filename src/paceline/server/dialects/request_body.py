@@ -84,15 +84,7 @@ class RequestBody(BaseModel):
         return without_fractions(value) if isinstance(value, float) else value  # lists may be long: see their readers
 
     def field_warnings(self, *, strict: bool = False, place: str = "") -> list[str]:
-        """Return a warning for each field that is ignored, also for fields of nested objects.
-
-        Args:
-            strict: Whether unknown fields are refused.
-            place: The path of this object within the body, with a dot at its end.
-
-        Raises:
-            ApiException: A field is not supported, or unknown if strict.
-        """
+        """Return a warning for each field that is ignored, also for fields of nested objects; see `check_fields`."""
         declared = type(self).model_fields
         given = {name: getattr(self, name) for name in declared if name in self.model_fields_set}
         warnings = check_fields({**given, **(self.model_extra or {})}, declared, self.rules, strict=strict, place=place)
@@ -247,25 +239,32 @@ def read_prompts(
     tokenizer: Tokenizer,
     name: str,
     value: Any,
-    images: MarkedImages,
+    images: MarkedImages | None = None,
     *,
     add_special: bool = True,
     parse_special: bool = True,
-) -> list[Prompt]:
-    """Return prompts as `tokenize_prompts`. A prompt with multimodal_data is returned as segments.
+) -> list[Any]:
+    """Return the token ids of one prompt or of each in a list. A list with a number in it is one prompt.
 
-    The engine adds the special tokens of segments. Raises as `tokenize_prompts`, and as `RequestMedia.of_base64`.
+    A prompt with multimodal_data is returned as segments, to which the engine adds the special tokens.
+
+    Args:
+        tokenizer: Encodes the texts.
+        name: The field of the body.
+        value: Its value.
+        images: Reads the images; None: prompts with images are refused.
+        add_special: As in `Tokenizer.encode`.
+        parse_special: As in `Tokenizer.encode`.
+
+    Raises:
+        RequestError: A list or prompt is empty, a value has another shape, or as `Tokenizer.encode`.
+        ApiException: As `RequestMedia.of_base64`.
     """
     _check_not_empty(name, value)
-    found: list[Prompt] = []
-    for place, prompt in while_wanted(_named(name, value)):
-        if isinstance(prompt, dict) and "prompt_string" in prompt and prompt.get("multimodal_data"):
-            found.append(segments_of(place, prompt, images))
-        else:
-            found.append(
-                _tokenize_prompt(tokenizer, place, prompt, add_special=add_special, parse_special=parse_special)
-            )
-    return found
+    return [
+        _read_prompt(tokenizer, place, prompt, images, add_special=add_special, parse_special=parse_special)
+        for place, prompt in while_wanted(_named(name, value))
+    ]
 
 
 def segments_of(name: str, value: Mapping[str, Any], images: MarkedImages) -> list[Any]:
@@ -289,21 +288,6 @@ def segments_of(name: str, value: Mapping[str, Any], images: MarkedImages) -> li
     return [segment for segment in segments if segment != ""]
 
 
-def tokenize_prompts(
-    tokenizer: Tokenizer, name: str, value: Any, *, add_special: bool = True, parse_special: bool = True
-) -> list[list[int]]:
-    """Return the token ids of one prompt or of each in a list. A list with a number in it is one prompt.
-
-    add_special, parse_special: as in `Tokenizer.encode`. Raises `InvalidParams` for an empty list or prompt,
-    `InvalidType` for another shape, and the errors of `Tokenizer.encode`.
-    """
-    _check_not_empty(name, value)
-    return [
-        _tokenize_prompt(tokenizer, place, prompt, add_special=add_special, parse_special=parse_special)
-        for place, prompt in while_wanted(_named(name, value))
-    ]
-
-
 def _check_not_empty(name: str, value: Any) -> None:
     if is_prompt_list(value) and not value:
         raise InvalidParams(f"{name} must not be an empty list; give it a text or token ids")
@@ -316,7 +300,7 @@ def _named(name: str, value: Any) -> list[tuple[str, Any]]:
 
 
 def is_prompt_list(value: object) -> bool:
-    """Return whether `tokenize_prompts` takes a value for a list of prompts."""
+    """Return whether `read_prompts` takes a value for a list of prompts."""
     return isinstance(value, list) and not any(_is_number(item) for item in value)
 
 
@@ -332,12 +316,20 @@ def min_prompt_tokens(tokenizer: Tokenizer, prompt: object) -> int:
     return tokenizer.min_tokens(prompt) if isinstance(prompt, str) else 0
 
 
-def _tokenize_prompt(
-    tokenizer: Tokenizer, name: str, value: Any, *, add_special: bool, parse_special: bool
-) -> list[int]:
+def _read_prompt(
+    tokenizer: Tokenizer,
+    name: str,
+    value: Any,
+    images: MarkedImages | None,
+    *,
+    add_special: bool,
+    parse_special: bool,
+) -> Any:
     if isinstance(value, dict) and "prompt_string" in value:
         if value.get("multimodal_data"):
-            raise Unsupported(f"{name}.multimodal_data: images are not taken here; leave them out")
+            if images is None:
+                raise Unsupported(f"{name}.multimodal_data: images are not taken here; leave them out")
+            return segments_of(name, value, images)
         value = value["prompt_string"]
     ids = tokenize_mixed(tokenizer, name, value, add_special=add_special, parse_special=parse_special)
     if not ids:
@@ -393,7 +385,7 @@ def read_inputs(
         if segments is None:
             text = _text_of_parts(place, given)
             _check_input(tokenizer, index, text, options, longest)
-            segments = _tokenize_prompt(tokenizer, place, text, add_special=add, parse_special=parse)
+            segments = _read_prompt(tokenizer, place, text, None, add_special=add, parse_special=parse)
         found.append(segments)
     return found
 
@@ -415,7 +407,7 @@ def _segments_of_parts(name: str, parts: object, images: MarkedImages) -> list[A
 def tokenize_inputs(
     tokenizer: Tokenizer, name: str, value: Any, options: RequestOptions, longest: int
 ) -> list[list[int]]:
-    """Return token ids in the shapes of `tokenize_prompts`, and of objects with text parts.
+    """Return token ids in the shapes of `read_prompts`, and of objects with text parts.
 
     Such an object is {"content": [{"type": "text", "text": ...}, ...]}; its parts are joined. Raises `InvalidParams`
     and `InvalidType` naming the field, also for an input without tokens. Raises `PromptTooLong`, before any is tokenised, for
@@ -427,7 +419,7 @@ def tokenize_inputs(
     for index, (_, given) in enumerate(_named(name, value)):
         _check_input(tokenizer, index, given, options, longest)
     add, parse = options.add_special, options.parse_special
-    return tokenize_prompts(tokenizer, name, value, add_special=add, parse_special=parse)
+    return read_prompts(tokenizer, name, value, add_special=add, parse_special=parse)
 
 
 def _check_input(tokenizer: Tokenizer, index: int, value: Any, options: RequestOptions, longest: int) -> None:
@@ -472,17 +464,7 @@ def without_empty_texts(stop: Any) -> Any:
 
 
 def check_sampling_field(place: str, name: str, value: Any) -> None:
-    """Raise the error of a sampling parameter under the name that the body has for it.
-
-    Args:
-        place: The path in the body.
-        name: The field of `SamplingParams`.
-        value: Its value.
-
-    Raises:
-        InvalidParams: The value is out of its range.
-        InvalidType: The value has the wrong type.
-    """
+    """Raise `InvalidParams` or `InvalidType` for an invalid value of a sampling parameter. place: its name in the body."""
     try:
         SamplingParams(**{name: value})
     except PacelineError as error:
@@ -531,8 +513,7 @@ def parse_logit_bias(tokenizer: Tokenizer, value: Any, warnings: list[str] | Non
         warnings: Takes a sentence for each entry that llama-server skips; None: such an entry is an error.
 
     Raises:
-        InvalidParams: A bias is out of range, there are too many, or an entry is wrong.
-        InvalidType: The value is neither an object nor a list.
+        RequestError: The value has another shape, a bias is out of range, there are too many, or an entry is wrong.
     """
     if not isinstance(value, (list, dict)):
         raise InvalidType(f"logit_bias must be an object or a list of pairs, not {type(value).__name__}")
@@ -664,13 +645,7 @@ def enforceable(field: str, params: SamplingParams) -> tuple[SamplingParams, lis
     """Return params without the keywords of `_NARROWING` that cannot be enforced, and a warning for each left-out keyword.
 
     Pydantic writes these keywords for types of Python. Other keywords are refused when the schema is compiled.
-
-    Args:
-        field: The field of the body that has the schema.
-        params: The params.
-
-    Raises:
-        GrammarError: A keyword has a value of the wrong type.
+    field: the schema's field in the body. Raises `GrammarError` for a keyword with a value of the wrong type.
     """
     schema = json.loads(params.json_schema) if isinstance(params.json_schema, str) else None
     if not isinstance(schema, dict):

@@ -52,13 +52,7 @@ class LogprobColumnsBuilder:
     """Builds the columns of one choice chunk by chunk, with the offset of each token in its text."""
 
     def __init__(self, text_pieces: Pieces, token_pieces: Pieces, num_top: int) -> None:
-        """Begin a text.
-
-        Args:
-            text_pieces: The bytes of every token as in the text.
-            token_pieces: The bytes of every token; control tokens have bytes here.
-            num_top: Most likely tokens reported at each position.
-        """
+        """Begin a text. text_pieces: the bytes of every token as in the text; token_pieces: control tokens have bytes, too."""
         self._text_pieces, self._token_pieces, self._num_top = text_pieces, token_pieces, num_top
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0

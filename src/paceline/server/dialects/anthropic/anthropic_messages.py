@@ -164,18 +164,9 @@ class AnthropicConversation:
 
 
 def conversation_of(messages: object, system: object, media: RequestMedia) -> AnthropicConversation:
-    """Return the conversation of a body.
+    """Return the conversation of a body. Consecutive messages of the user, and of the assistant, become one.
 
-    Consecutive messages of the user, and of the assistant, become one, as Anthropic has it.
-
-    Args:
-        messages: The body's.
-        system: The body's.
-        media: Reads the images.
-
-    Raises:
-        InvalidParams: A message or a block is malformed.
-        ApiException: As `RequestMedia.of_url`.
+    Raises `InvalidParams` for a malformed message or block, and `ApiException` as `RequestMedia.of_url`.
     """
     messages = checked_list("messages", messages, "a list of messages")
     if not messages:

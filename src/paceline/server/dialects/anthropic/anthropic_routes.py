@@ -119,7 +119,6 @@ class ParsedMessages:
         conversation: The messages, as `parse_messages` takes them.
         params: The sampling parameters.
         chat: Tools and template variables.
-        stops: The stop sequences.
         shows_thinking: Whether the text of thinking is returned.
         warnings: Sentences for the client.
     """
@@ -127,7 +126,6 @@ class ParsedMessages:
     conversation: list[dict[str, Any]]
     params: SamplingParams
     chat: ChatOptions
-    stops: tuple[str, ...] = ()
     shows_thinking: bool = True
     warnings: tuple[str, ...] = ()
 
@@ -154,10 +152,9 @@ def parse_message_request(
     about_thinking: list[str] = []
     variables, budget, shows_thinking = _parse_thinking(body.thinking, about_thinking, strict=strict)
     changes: dict[str, Any] = {} if schema is None else {"json_schema": schema}
-    stops: tuple[str, ...] = ()
     if isinstance(body, MessageBody):
-        stops = _stops(body.stop_sequences)
-        changes |= {"max_tokens": None if body.max_tokens == -1 else body.max_tokens, "stop": stops}
+        changes["max_tokens"] = None if body.max_tokens == -1 else body.max_tokens
+        changes["stop"] = _stops(body.stop_sequences)
         given = {name: getattr(body, name) for name in ("temperature", "top_p", "top_k")}
         changes |= {name: value for name, value in given.items() if value is not None}
     params, relaxed = enforceable(place, base.replace(**changes))
@@ -172,7 +169,6 @@ def parse_message_request(
             kwargs=complete_variables({**(body.chat_template_kwargs or {}), **variables}, effort),
             thinking_budget=budget,
         ),
-        stops=stops,
         shows_thinking=shows_thinking,
         warnings=cap_warnings([*warnings, *relaxed, *about_thinking]),
     )
@@ -544,7 +540,7 @@ def _generation(
             model=model or service.names[0],
             num_prompt=len(running.prompts[0]),
             max_tokens=parsed.params.max_tokens,
-            stops=parsed.stops,
+            stops=tuple(parsed.params.stop),
             shows_thinking=parsed.shows_thinking,
             # Claude Code leaves a stream that has only pings for five minutes.
             counts_pings=not request.headers.get("user-agent", "").startswith("claude-cli/"),

@@ -171,17 +171,7 @@ class CompletionRenderer(EventWriter):
         clock: Callable[[], float],
         special: bool = False,
     ) -> None:
-        """Begin a response.
-
-        Args:
-            request: The parsed request.
-            slots: The number of each sequence's slot, by prompt, then choice.
-            model: The name of the model.
-            tokenizer: Its tokenizer.
-            max_positions: The positions of a sequence.
-            clock: Returns seconds from any point on.
-            special: Whether control tokens have text.
-        """
+        """Begin a response. slots: the number of each sequence's slot, by prompt, then choice."""
         self._request, self._model, self._max_positions = request, model, max_positions
         self._num_choices, self._eog_ids = request.params.n, tokenizer.eog_ids
         self._logprobs: LlamaLogprobs | None = None
@@ -501,7 +491,6 @@ class _ReleasingStream(EventStream):
         completion.is_streaming = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the stream."""
         try:
             await super().__call__(scope, receive, send)
         finally:

@@ -237,12 +237,8 @@ _RENAMED = ("role", "content", "images", "thinking", "tool_calls", "tool_name", 
 def ollama_conversation(messages: object, media: RequestMedia) -> list[dict[str, Any]]:
     """Return a conversation as `parse_messages` takes it, with images in front of the texts of their messages.
 
-    Calls in Ollama's API need no ids: a result without one belongs to the next call that has none yet, by the tool's name if
-    it is given. A result that belongs to no call is kept.
-
-    Raises:
-        InvalidParams: A message is malformed.
-        ApiException: As `RequestMedia.of_base64`.
+    A result without an id belongs to the next call without a result, by the tool's name if it is given. A result without a call
+    is kept. Raises `InvalidParams` for a malformed message, and `ApiException` as `RequestMedia.of_base64`.
     """
     messages = checked_list("messages", messages, "a list of messages")
     if len(messages) > MAX_MESSAGES:

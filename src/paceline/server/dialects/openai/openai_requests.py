@@ -328,8 +328,7 @@ def parse_completion(
         strict: Whether unknown fields are refused.
 
     Raises:
-        InvalidParams: A value is malformed; the message begins with the field.
-        Unsupported: A value is known, and not supported.
+        RequestError: A value is malformed or not supported; the message begins with the field.
         ApiException: A field is not supported, or unknown if strict.
     """
     if body.best_of is not None and body.best_of != (body.n or 1):
@@ -483,12 +482,7 @@ def chat_options_of(
 ) -> ChatOptions:
     """Return the tools of a body and how its message is thought and rendered.
 
-    Args:
-        body: The body.
-        tools: The functions that the model may call.
-        tool_choice: As `ChatOptions` has it.
-        kwargs: All variables of the chat template.
-        reasoning_format: The server's.
+    kwargs: all variables of the chat template. reasoning_format: the server's.
     """
     budget = body.reasoning_budget_tokens
     budget = body.thinking_budget_tokens if budget is None else budget

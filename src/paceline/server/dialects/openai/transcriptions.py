@@ -223,7 +223,6 @@ class _TranscriptEvents(EventWriter):
         self._text: list[str] = []
 
     def __call__(self, prompt: int, chunk: ChatChunk) -> list[bytes]:  # noqa: ARG002 - there is one prompt
-        """Return the JSON of the events of a chunk."""
         texts = [delta.content for delta in chunk.deltas if delta.content]
         self._text += texts
         events: list[dict[str, Any]] = [{"type": "transcript.text.delta", "delta": text} for text in texts]

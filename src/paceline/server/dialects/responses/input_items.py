@@ -326,9 +326,7 @@ _CLIENT_CALLS = frozenset(
 def messages_of(
     items: Iterable[Item], earlier: Sequence[Item], media: RequestMedia, names: ToolNames | None = None
 ) -> list[dict[str, Any]]:
-    """Return the messages that the items of a conversation make.
-
-    The thinking, text and calls of one turn of the assistant are one message.
+    """Return the messages of a conversation. The thinking, text and calls of one turn of the assistant are one message.
 
     Args:
         items: The input.
@@ -337,7 +335,7 @@ def messages_of(
         names: The functions that stand for tools of the request.
 
     Raises:
-        As `RequestMedia.of_url`; places are in the input.
+        RequestError: As `RequestMedia.of_url`; places are in the input.
     """
     writer = _MessageWriter(media, ToolNames() if names is None else names)
     for index, item in enumerate(earlier):

@@ -164,44 +164,36 @@ class ResponsesRequest:
     """The parsed body of a request.
 
     Attributes:
+        body: The body.
         parsed: Sampling parameters, options and warnings.
         chat_options: Tools, thinking and variables of the chat template.
         items: The items of the input.
         earlier: The items of the response before it.
         tools: The tools that the model may call.
-        instructions: The system message of this response.
-        continues: `continue_final_message` of the body.
-        generates: `add_generation_prompt` of the body.
-        may_truncate: Whether the first messages may be left out.
     """
 
+    body: ResponsesBody
     parsed: ParsedRequest
     chat_options: ChatOptions
     items: list[Item]
     earlier: Sequence[Item] = ()
     tools: ResponseTools = field(default_factory=ResponseTools)
-    instructions: str | None = None
-    continues: bool | None = None
-    generates: bool | None = None
-    may_truncate: bool = False
 
     def messages(self, media: RequestMedia) -> list[dict[str, Any]]:
         """Return the messages of the whole conversation, the instructions left out. media: reads its images, once."""
         return messages_of(self.items, self.earlier, media, self.tools.names)
 
     def turn(self, messages: Sequence[Mapping[str, Any]], *, prefills: bool = False, num_left_out: int = 0) -> Turn:
-        """Return the conversation as a turn.
-
-        Args:
-            messages: The result of `messages`.
-            prefills: See `next_turn`.
-            num_left_out: The number of messages to leave out after the system messages.
-        """
+        """Return the messages as a turn. num_left_out: the number of messages to leave out after the system messages."""
         begin = _num_of_system(messages)
-        instructions = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        kept = [*instructions, *messages[:begin], *messages[begin + num_left_out :]]
+        body = self.body
+        instructions = [{"role": "system", "content": body.instructions}] if body.instructions else []
         return next_turn(
-            kept, continues=self.continues, generates=self.generates, prefills=prefills, read_part=known_attachment
+            [*instructions, *messages[:begin], *messages[begin + num_left_out :]],
+            continues=body.continue_final_message,
+            generates=body.add_generation_prompt,
+            prefills=prefills,
+            read_part=known_attachment,
         )
 
 
@@ -231,7 +223,7 @@ def parse_responses(  # noqa: PLR0913 - where the parts of a request come from
     earlier: Sequence[Item] = (),
     find: Callable[[str], Item | None] = lambda _: None,
 ) -> ResponsesRequest:
-    """Parse a body.
+    """Parse a body; as `parse_completion`.
 
     Args:
         body: The body.
@@ -243,11 +235,6 @@ def parse_responses(  # noqa: PLR0913 - where the parts of a request come from
         template_variables: Completes the variables of the chat template by the server's, and by the effort.
         earlier: The items of the conversation before the input.
         find: Returns a stored item by its id.
-
-    Raises:
-        InvalidParams: A value is malformed; the message begins with its place.
-        Unsupported: A value is known and not supported.
-        ApiException: A field is not supported, or unknown if strict.
     """
     warnings = value_warnings(body)
     if body.input is None and not earlier:
@@ -262,6 +249,7 @@ def parse_responses(  # noqa: PLR0913 - where the parts of a request come from
     parsed = parse_generation(body, base, options, changes, tokenizer, strict=strict, warnings=warnings)
     effort = None if body.reasoning is None else body.reasoning.effort
     return ResponsesRequest(
+        body=body,
         parsed=parsed,
         chat_options=chat_options_of(
             body,
@@ -273,10 +261,6 @@ def parse_responses(  # noqa: PLR0913 - where the parts of a request come from
         items=items,
         earlier=earlier,
         tools=tools,
-        instructions=body.instructions,
-        continues=body.continue_final_message,
-        generates=body.add_generation_prompt,
-        may_truncate=body.truncation == "auto",
     )
 
 

@@ -209,7 +209,7 @@ class _TurnMaker:
         """Return the turn. If truncation is "auto", the first messages that do not fit are left out."""
         messages = asked.messages(self._media)
         turn = asked.turn(messages, prefills=prefills)
-        if not asked.may_truncate or self._fits(asked, turn):
+        if asked.body.truncation != "auto" or self._fits(asked, turn):
             return turn
         numbers = truncations(messages)
         if not numbers:

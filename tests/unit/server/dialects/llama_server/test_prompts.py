@@ -12,7 +12,7 @@ from paceline.errors import InvalidParams, InvalidType, RequestError, Unsupporte
 from paceline.params import SamplingParams
 from paceline.server.dialects.llama_server.completion_request import ParseContext, infill_prompt
 from paceline.server.dialects.llama_server.llama_bodies import InfillBody
-from paceline.server.dialects.request_body import MarkedImages, read_prompts, tokenize_prompts
+from paceline.server.dialects.request_body import MarkedImages, read_prompts
 
 A, B, C = 97, 98, 99
 
@@ -33,7 +33,7 @@ A, B, C = 97, 98, 99
 )
 def test_a_prompt_has_many_shapes(given: Any, wanted: list[list[int]]) -> None:
     """A list with a number in it is one prompt, any other several; only a text that comes first is begun."""
-    assert tokenize_prompts(letters(), "prompt", given) == wanted
+    assert read_prompts(letters(), "prompt", given) == wanted
 
 
 @pytest.mark.parametrize(
@@ -42,13 +42,13 @@ def test_a_prompt_has_many_shapes(given: Any, wanted: list[list[int]]) -> None:
 def test_anything_else_is_refused_by_name(given: Any) -> None:
     """With the name of the field in front."""
     with pytest.raises(RequestError, match="prompt"):
-        tokenize_prompts(letters(), "prompt", given)
+        read_prompts(letters(), "prompt", given)
 
 
 def test_images_are_refused_where_texts_are_tokenised() -> None:
     """They are not taken for text."""
     with pytest.raises(Unsupported, match="multimodal"):
-        tokenize_prompts(letters(), "prompt", {"prompt_string": "a", "multimodal_data": ["AAAA"]})
+        read_prompts(letters(), "prompt", {"prompt_string": "a", "multimodal_data": ["AAAA"]})
 
 
 def read(prompt: Any, marker: str = "<m>") -> list[Any]:

@@ -180,7 +180,7 @@ def test_instructions_come_before_everything_and_truncation_behind_the_systems()
     messages = asked.messages(request_media())
     assert [message["role"] for message in turn_of(asked).messages] == ["system", "system", "user", "user", "user"]
     assert turn_of(asked).messages[0]["content"] == "I"
-    assert asked.may_truncate
+    assert asked.body.truncation == "auto"
     assert truncations(messages) == [1, 2]
     left = asked.turn(messages, num_left_out=2).messages
     assert [message["role"] for message in left] == ["system", "system", "user"]
