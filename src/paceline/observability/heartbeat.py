@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 from paceline.clock import Clock
+from paceline.streaming.chunk import fields_of
 
 LONGEST_TICK_S: Final = 300.0
 """A longer tick counts as hung. Generation ticks are bounded by `max_tick_ms`, but a text is embedded in one pass, which can
@@ -133,11 +134,8 @@ def heartbeat_of(
         is_alive=turns and silent_s <= longest_silence_s,
         state=sign.state,
         state_s=state_s,
-        worker_pid=past.worker_pid,
-        num_restarts=past.num_restarts,
-        num_crashes=past.num_crashes,
         silent_s=silent_s,
-        num_hangs=past.num_hangs,
+        **fields_of(past),
     )
 
 
@@ -152,11 +150,8 @@ def starting(
         is_alive=True,
         state="crash_loop" if past.num_crashes >= CRASH_LOOP else "hung" if is_hung else "starting",
         state_s=since_s,
-        worker_pid=past.worker_pid,
-        num_restarts=past.num_restarts,
-        num_crashes=past.num_crashes,
         restart_in_s=restart_in_s,
-        num_hangs=past.num_hangs,
+        **fields_of(past),
     )
 
 
@@ -166,8 +161,5 @@ def sleeping(since_s: float, past: WorkerHistory) -> Heartbeat:
         is_alive=True,
         state="sleeping",
         state_s=since_s,
-        worker_pid=past.worker_pid,
-        num_restarts=past.num_restarts,
-        num_crashes=past.num_crashes,
-        num_hangs=past.num_hangs,
+        **fields_of(past),
     )

@@ -86,15 +86,14 @@ class SingleAttention:
         use_kernel_of_environment()
         if not build_info().own_attention:
             raise Unsupported("this build has no kernel of paceline's, which is needed to compute a single operation")
-        if not (1 <= n_threads <= _MAX_THREADS and 1 <= times <= 10**6):
-            raise InvalidParams(f"n_threads must be 1 to {_MAX_THREADS} and times 1 to 10**6, not {n_threads}, {times}")
-        mask = None if self.mask is None else _array("mask", self.mask, 3, np.float16)
+        check_numbers(n_threads, times)
+        mask = None if self.mask is None else checked_array("mask", self.mask, 3, np.float16)
         outputs, seconds = _native.flash_attention(
-            _array("queries", self.queries, 4, np.float32),
-            _array("keys", self.keys, 4, np.float16, np.float32),
-            _array("values", self.values, 4, np.float16, np.float32),
+            checked_array("queries", self.queries, 4, np.float32),
+            checked_array("keys", self.keys, 4, np.float16, np.float32),
+            checked_array("values", self.values, 4, np.float16, np.float32),
             None if mask is None else mask.view(np.uint16),
-            None if self.sinks is None else _array("sinks", self.sinks, 1, np.float32),
+            None if self.sinks is None else checked_array("sinks", self.sinks, 1, np.float32),
             self.scale,
             self.max_bias,
             self.softcap,
@@ -104,9 +103,15 @@ class SingleAttention:
         return cast(npt.NDArray[np.float32], outputs), seconds
 
 
-def _array(name: str, array: npt.NDArray[Any], ndim: int, *types: type[np.floating[Any]]) -> npt.NDArray[Any]:
+def checked_array(name: str, array: npt.NDArray[Any], ndim: int, *types: type[np.generic]) -> npt.NDArray[Any]:
     """Check an array and return it in C order. Other types are refused: converting could change values."""
     if array.ndim != ndim or array.dtype not in types:
         wanted = " or ".join(kind.__name__ for kind in types)
         raise InvalidParams(f"{name}: {wanted} of {ndim} dimensions is needed, not {array.dtype} of {array.ndim}")
     return np.ascontiguousarray(array)
+
+
+def check_numbers(n_threads: int, times: int) -> None:
+    """Raise `InvalidParams` for numbers of threads or repetitions that a single operation cannot have."""
+    if not (1 <= n_threads <= _MAX_THREADS and 1 <= times <= 10**6):
+        raise InvalidParams(f"n_threads must be 1 to {_MAX_THREADS} and times 1 to 10**6, not {n_threads}, {times}")

@@ -10,20 +10,19 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline import _native
 from paceline.errors import InvalidParams, Unsupported
+from paceline.runtime.attention import check_numbers, checked_array
 from paceline.runtime.native_core import build_info
 
 VARIABLE = "PACELINE_CPU_MATMUL"
 TYPES = ("q8_0", "q4_0", "q5_0", "iq4_nl", "iq4_xs", "mxfp4", "q4_K", "q5_K", "q6_K")
 """The types of weights that paceline's kernels multiply, as ggml names them."""
-
-_MAX_THREADS = 64
 
 
 def kernels() -> tuple[str, ...]:
@@ -80,12 +79,12 @@ _ALL_KERNELS = ("avx512_vnni", "avx2", "neon_i8mm", "neon_dotprod")
 
 def quantise(type_name: str, values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
     """Return rows of weights in a type of ggml, as its files have them: uint8 (rows, bytes of a row). values: (rows, columns)."""
-    return cast(npt.NDArray[np.uint8], _native.quantise(type_name, _array("values", values, 2, np.float32)))
+    return cast(npt.NDArray[np.uint8], _native.quantise(type_name, checked_array("values", values, 2, np.float32)))
 
 
 def dequantise(type_name: str, weights: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
     """Return the values of rows of weights: float32 (rows, columns). weights: uint8 (rows, bytes of a row)."""
-    return cast(npt.NDArray[np.float32], _native.dequantise(type_name, _array("weights", weights, 2, np.uint8)))
+    return cast(npt.NDArray[np.float32], _native.dequantise(type_name, checked_array("weights", weights, 2, np.uint8)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,23 +135,13 @@ class SingleProduct:
         Raises `InvalidParams` if arrays do not fit, `Unsupported` if this build lacks paceline's kernels.
         """
         _check_built()
-        if not (1 <= n_threads <= _MAX_THREADS and 1 <= times <= 10**6):
-            raise InvalidParams(f"n_threads must be 1 to {_MAX_THREADS} and times 1 to 10**6, not {n_threads}, {times}")
+        check_numbers(n_threads, times)
         outputs, seconds, buffer = _native.matrix_product(
             self.type_name,
-            _array("weights", self.weights, 3, np.uint8),
-            _array("activations", self.activations, 3, np.float32),
-            None if self.experts is None else _array("experts", self.experts, 2, np.int32),
+            checked_array("weights", self.weights, 3, np.uint8),
+            checked_array("activations", self.activations, 3, np.float32),
+            None if self.experts is None else checked_array("experts", self.experts, 2, np.int32),
             n_threads,
             times,
         )
         return cast(npt.NDArray[np.float32], outputs), seconds, buffer
-
-
-def _array(name: str, array: npt.NDArray[Any], ndim: int, kind: type[np.generic]) -> npt.NDArray[Any]:
-    """Check an array and return it in C order. Other types are refused: converting could change values."""
-    if array.ndim != ndim or array.dtype != kind:
-        raise InvalidParams(
-            f"{name}: {kind.__name__} of {ndim} dimensions is needed, not {array.dtype} of {array.ndim}"
-        )
-    return np.ascontiguousarray(array)

@@ -63,6 +63,10 @@ _HEADS_LOADED_ANYWAY: Final = {
 _FLOAT: Final = 4
 
 
+def _number(key: str) -> Any:
+    return property(lambda self: self._integer(key))
+
+
 class ModelHeader:
     """The header of a model's file, or of all files of a split set in order. Raises `ModelLoadError`."""
 
@@ -85,10 +89,8 @@ class ModelHeader:
         found = self._value("general.architecture")
         return found.decode("utf-8", "replace") if isinstance(found, bytes) else found if isinstance(found, str) else ""
 
-    @property
-    def n_layer(self) -> int:
-        """All layers, including the layers that predict further tokens and are no part of a pass."""
-        return self._integer("block_count")
+    n_layer: int = _number("block_count")
+    """All layers, including the layers that predict further tokens and are no part of a pass."""
 
     @cached_property
     def n_running(self) -> int:
@@ -103,15 +105,10 @@ class ModelHeader:
         loaded = _HEADS_LOADED_ANYWAY.get(self.architecture)
         return loaded is None or not loaded.match(match[2])
 
-    @property
-    def n_ctx_train(self) -> int:
-        """Tokens of context in the training; 0 if the file does not say."""
-        return self._integer("context_length")
-
-    @cached_property
-    def n_expert(self) -> int:
-        """Experts of a layer; 0 if the model is no mixture."""
-        return self._integer("expert_count")
+    n_ctx_train: int = _number("context_length")
+    """Tokens of context in the training; 0 if the file does not say."""
+    n_expert: int = _number("expert_count")
+    """Experts of a layer; 0 if the model is no mixture."""
 
     @cached_property
     def n_vocab(self) -> int:
@@ -130,15 +127,10 @@ class ModelHeader:
             return 0
         return _FIXED_WINDOWS.get(architecture, named or _DEFAULT_WINDOWS.get(architecture, 0))
 
-    @property
-    def n_embd(self) -> int:
-        """Width of the hidden state."""
-        return self._integer("embedding_length")
-
-    @property
-    def n_head(self) -> int:
-        """Most attention heads of a layer."""
-        return self._integer("attention.head_count")
+    n_embd: int = _number("embedding_length")
+    """Width of the hidden state."""
+    n_head: int = _number("attention.head_count")
+    """Most attention heads of a layer."""
 
     @property
     def memory_class(self) -> MemoryClass:

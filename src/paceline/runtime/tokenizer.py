@@ -95,6 +95,10 @@ class _Bounds:
     strippers: tuple[bytes, ...]
 
 
+def _special(role: str) -> Any:
+    return property(lambda self: self.special_tokens.get(role))
+
+
 class Tokenizer(Closeable):
     """Encodes text to token ids and decodes token ids to text, with the vocabulary of one model.
 
@@ -256,35 +260,17 @@ class Tokenizer(Closeable):
     @cached_property
     def fim(self) -> FimTokens:
         """The tokens for fill-in-the-middle; all None if the model was not trained for it."""
-        get = self.special_tokens.get
-        return FimTokens(
-            prefix=get("fim_pre"),
-            suffix=get("fim_suf"),
-            middle=get("fim_mid"),
-            pad=get("fim_pad"),
-            rep=get("fim_rep"),
-            sep=get("fim_sep"),
-        )
+        roles = {"prefix": "fim_pre", "suffix": "fim_suf", "middle": "fim_mid", "pad": "fim_pad", "rep": "fim_rep"}
+        return FimTokens(**{name: self.special_tokens.get(role) for name, role in (roles | {"sep": "fim_sep"}).items()})
 
-    @property
-    def bos(self) -> int | None:
-        """The token at the beginning of a text, if there is one."""
-        return self.special_tokens.get("bos")
-
-    @property
-    def eos(self) -> int | None:
-        """The token at the end of a text, if there is one."""
-        return self.special_tokens.get("eos")
-
-    @property
-    def eot(self) -> int | None:
-        """The token at the end of a turn, if there is one."""
-        return self.special_tokens.get("eot")
-
-    @property
-    def nl(self) -> int | None:
-        """The token of a line break, if there is one."""
-        return self.special_tokens.get("nl")
+    bos: int | None = _special("bos")
+    """The token at the beginning of a text, if there is one."""
+    eos: int | None = _special("eos")
+    """The token at the end of a text, if there is one."""
+    eot: int | None = _special("eot")
+    """The token at the end of a turn, if there is one."""
+    nl: int | None = _special("nl")
+    """The token of a line break, if there is one."""
 
     @cached_property
     def eog_ids(self) -> frozenset[int]:
