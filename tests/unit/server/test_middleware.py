@@ -400,14 +400,14 @@ def test_a_request_beyond_the_limit_gets_429_and_retry_after() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200})
         if not scope["inner"]:
-            statuses.append(await ask(inner=True))
+            statuses.append(await limited(inner=True))
 
     async def receive() -> Message:
         return {"type": "http.disconnect"}
 
     limit = RequestLimit(app, service, max_requests=1)
 
-    async def ask(*, inner: bool) -> list[Message]:
+    async def limited(*, inner: bool) -> list[Message]:
         sent: list[Message] = []
 
         async def send(message: Message) -> None:
@@ -417,7 +417,7 @@ def test_a_request_beyond_the_limit_gets_429_and_retry_after() -> None:
         return sent
 
     for _ in range(2):
-        assert asyncio.run(ask(inner=False))[0]["status"] == 200
+        assert asyncio.run(limited(inner=False))[0]["status"] == 200
     for start, body in statuses:
         assert start["status"] == 429
         assert (b"retry-after", b"17") in start["headers"]
