@@ -65,11 +65,7 @@ class ApiError:
 
 
 class ApiException(HTTPException):
-    """Carries an `ApiError` from a route or a middleware to the exception handler.
-
-    Attributes:
-        health: Members of /health during this error.
-    """
+    """Carries an `ApiError` to the exception handler. health: the members of /health during this error."""
 
     def __init__(self, api_error: ApiError, **health: Any) -> None:
         super().__init__(api_error.status, api_error.message)

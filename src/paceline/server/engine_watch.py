@@ -78,12 +78,7 @@ class Look:
 
 
 class Watcher(ABC):
-    """Takes looks, and learns of the end.
-
-    Attributes:
-        wants_nodes: The nodes of the radix tree that it wants; None: no tree.
-        interval_s: The least time between two looks.
-    """
+    """Takes looks, with so many nodes of the radix tree (None: no tree) and this time between two, and learns of the end."""
 
     wants_nodes: int | None = None
     interval_s: float = LEAST_S

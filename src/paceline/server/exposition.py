@@ -123,14 +123,9 @@ Value = Callable[[MetricsSnapshot], float]
 
 @dataclass(frozen=True, slots=True)
 class LlamaMetric:
-    """A metric of llama-server.
+    """A metric of llama-server. value: computes it.
 
-    Attributes:
-        name: Its name.
-        kind: Its kind.
-        help: Its description.
-        value: Computes it.
-        seconds: Computes the seconds of a rate, the quotient of both increases since the last scrape; None: it is no rate.
+    seconds: computes the seconds of a rate, the quotient of both increases since the last scrape; None: it is no rate.
     """
 
     name: str
@@ -171,53 +166,33 @@ def _busy_slots(snapshot: MetricsSnapshot) -> float:
     return 0.0 if share is None else share * snapshot.number(table.SLOTS.name)
 
 
-def _counter(name: str, text: str, value: Value) -> LlamaMetric:
-    return LlamaMetric(f"llamacpp:{name}_total", "counter", text, value)
+def _llama(name: str, text: str, value: Value, seconds: Value | None = None) -> LlamaMetric:
+    return LlamaMetric(f"llamacpp:{name}", "counter" if name.endswith("_total") else "gauge", text, value, seconds)
 
 
-def _gauge(name: str, text: str, value: Value, seconds: Value | None = None) -> LlamaMetric:
-    return LlamaMetric(f"llamacpp:{name}", "gauge", text, value, seconds)
-
-
+# fmt: off
 LLAMA_METRICS: Final = (
-    _counter(
-        "prompt_tokens",
-        "Tokens computed of prompts and of embedded texts; those taken from memory are not among them.",
-        _prompt_tokens,
-    ),
-    _counter("prompt_tokens_cached", "Prompt tokens taken from memory.", _number(table.PREFIX_TOKENS)),
-    _counter("prompt_seconds", "Seconds of the passes that computed them.", _prompt_s),
-    _counter("tokens_predicted", "Tokens generated.", _number(table.GENERATED)),
-    _counter(
-        "tokens_predicted_seconds", "Seconds between generated tokens, of all streams together.", _sum(table.ITL_S)
-    ),
-    _counter("n_decode", "Passes.", _count(table.TICK_S)),
-    _gauge("n_tokens_max", "Most tokens of a request that has ended, of prompt and output.", _number(table.TOKENS_MAX)),
-    _counter("spec_decode_num_draft_tokens", "Tokens that speculation proposed; 0 without it.", _number(table.DRAFTED)),
-    _counter(
-        "spec_decode_num_accepted_tokens",
-        "Proposed tokens that were kept; 0 without speculation.",
-        _number(table.ACCEPTED),
-    ),
-    _counter(
-        "spec_decode_num_drafts", "Proposals that were verified; 0 without speculation.", _number(table.PROPOSALS)
-    ),
-    _gauge("requests_processing", "Slots in which a sequence is.", _number(table.SLOTS_IN_USE)),
-    _gauge("requests_deferred", "Requests that wait for their start.", _number(table.QUEUED)),
-    _gauge("n_busy_slots_per_decode", "Slots in use at a pass, on average.", _busy_slots),
-    _gauge(
-        "prompt_tokens_seconds",
-        "Prompt tokens computed in a second of such passes, since the last scrape.",
-        _number(table.PREFILL),
-        _number(table.PREFILL_S),
-    ),
-    _gauge(
-        "predicted_tokens_seconds",
-        "Tokens that one stream got in a second, since the last scrape.",
-        _count(table.ITL_S),
-        _sum(table.ITL_S),
-    ),
+    _llama("prompt_tokens_total", "Tokens computed of prompts and of embedded texts; those taken from memory are not among them.",
+           _prompt_tokens),
+    _llama("prompt_tokens_cached_total", "Prompt tokens taken from memory.", _number(table.PREFIX_TOKENS)),
+    _llama("prompt_seconds_total", "Seconds of the passes that computed them.", _prompt_s),
+    _llama("tokens_predicted_total", "Tokens generated.", _number(table.GENERATED)),
+    _llama("tokens_predicted_seconds_total", "Seconds between generated tokens, of all streams together.", _sum(table.ITL_S)),
+    _llama("n_decode_total", "Passes.", _count(table.TICK_S)),
+    _llama("n_tokens_max", "Most tokens of a request that has ended, of prompt and output.", _number(table.TOKENS_MAX)),
+    _llama("spec_decode_num_draft_tokens_total", "Tokens that speculation proposed; 0 without it.", _number(table.DRAFTED)),
+    _llama("spec_decode_num_accepted_tokens_total", "Proposed tokens that were kept; 0 without speculation.",
+           _number(table.ACCEPTED)),
+    _llama("spec_decode_num_drafts_total", "Proposals that were verified; 0 without speculation.", _number(table.PROPOSALS)),
+    _llama("requests_processing", "Slots in which a sequence is.", _number(table.SLOTS_IN_USE)),
+    _llama("requests_deferred", "Requests that wait for their start.", _number(table.QUEUED)),
+    _llama("n_busy_slots_per_decode", "Slots in use at a pass, on average.", _busy_slots),
+    _llama("prompt_tokens_seconds", "Prompt tokens computed in a second of such passes, since the last scrape.",
+           _number(table.PREFILL), _number(table.PREFILL_S)),
+    _llama("predicted_tokens_seconds", "Tokens that one stream got in a second, since the last scrape.",
+           _count(table.ITL_S), _sum(table.ITL_S)),
 )
+# fmt: on
 
 
 class LlamaMetrics:
@@ -242,33 +217,24 @@ class LlamaMetrics:
 
 ALIVE = "paceline_engine_alive"
 
+# fmt: off
 _OF_HEARTBEAT: dict[str, tuple[Kind, str, Callable[[Heartbeat], float]]] = {  # kind, help and value
-    ALIVE: (
-        "gauge",
-        "1 while the engine is idle or runs ticks, or a new worker process takes over; else 0.",
-        lambda heartbeat: heartbeat.is_alive,
-    ),
+    ALIVE: ("gauge", "1 while the engine is idle or runs ticks, or a new worker process takes over; else 0.",
+            lambda heartbeat: heartbeat.is_alive),
     "paceline_engine_sleeping": (
-        "gauge",
-        "1 while the worker process is stopped because there are no requests (sleep_idle_s); else 0.",
-        lambda heartbeat: heartbeat.state == "sleeping",
-    ),
+        "gauge", "1 while the worker process is stopped because there are no requests (sleep_idle_s); else 0.",
+        lambda heartbeat: heartbeat.state == "sleeping"),
     "paceline_engine_crashes_in_a_row": (
-        "gauge",
-        "Crashes of the worker process, none of which ran for a minute in between; 0 when the present one has.",
-        lambda heartbeat: heartbeat.num_crashes,
-    ),
+        "gauge", "Crashes of the worker process, none of which ran for a minute in between; 0 when the present one has.",
+        lambda heartbeat: heartbeat.num_crashes),
     "paceline_engine_restart_wait_seconds": (
-        "gauge",
-        "Until the worker process is started again; 0 while it runs or loads.",
-        lambda heartbeat: heartbeat.restart_in_s or 0.0,
-    ),
+        "gauge", "Until the worker process is started again; 0 while it runs or loads.",
+        lambda heartbeat: heartbeat.restart_in_s or 0.0),
     "paceline_engine_hangs_total": (
-        "counter",
-        "Worker processes that were killed because their heartbeats stopped (hang_timeout_s).",
-        lambda heartbeat: heartbeat.num_hangs,
-    ),
+        "counter", "Worker processes that were killed because their heartbeats stopped (hang_timeout_s).",
+        lambda heartbeat: heartbeat.num_hangs),
 }
+# fmt: on
 
 HELP = {
     **{metric.name: metric.help for metric in table.METRICS},

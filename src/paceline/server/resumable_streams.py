@@ -144,7 +144,6 @@ class ResumableStreams:
         """ttl_s: how long an ended stream is kept."""
         self._max_stream_bytes, self._max_total_bytes = max_stream_bytes, max_total_bytes
         self._max_streams, self._ttl_s = max_streams, ttl_s
-        self._by_key: dict[Key, ResumableStream] = {}
         self._by_owner: dict[bytes, dict[str, ResumableStream]] = {}
         self._waiting: dict[Key, list[Callable[[], object]]] = {}  # requests whose stream is still to be opened
         self._expiry: dict[Key, asyncio.TimerHandle] = {}  # of ended streams, in the order of their ends
@@ -153,7 +152,7 @@ class ResumableStreams:
         """Number of bytes that are kept."""
 
     def __len__(self) -> int:
-        return len(self._by_key)
+        return sum(map(len, self._by_owner.values()))
 
     def open(
         self, owner: bytes, conversation_id: str, cancel: Callable[[], None], waited: Callable[[], object] | None = None
@@ -173,10 +172,9 @@ class ResumableStreams:
         stream = ResumableStream(conversation_id, self._max_stream_bytes, cancel)
         stream.on_change = self._grow
         stream.on_finish = lambda: self._finish(key, stream)
-        self._by_key[key] = stream
         self._by_owner.setdefault(owner, {})[conversation_id] = stream
         self._growing.add(stream)
-        while len(self._by_key) > self._max_streams and self._expiry:
+        while len(self) > self._max_streams and self._expiry:
             self._evict(next(iter(self._expiry)))
         return stream
 
@@ -200,7 +198,7 @@ class ResumableStreams:
 
     def find(self, owner: bytes, conversation_id: str) -> ResumableStream | None:
         """Return the stream of a conversation; None if the owner has none."""
-        return self._by_key.get((owner, conversation_id))
+        return self._by_owner.get(owner, {}).get(conversation_id)
 
     def lookup(self, owner: bytes, ids: Sequence[str]) -> list[ResumableStream]:
         """Return the streams of conversations and of their variants (`id::model`), in the order of the ids.
@@ -229,7 +227,7 @@ class ResumableStreams:
         self._discard_open(owner, conversation_id)
 
     def _discard_open(self, owner: bytes, conversation_id: str) -> None:
-        stream = self._by_key.get((owner, conversation_id))
+        stream = self.find(owner, conversation_id)
         if stream is not None:
             self._evict((owner, conversation_id))
             if not stream.is_done:
@@ -251,16 +249,15 @@ class ResumableStreams:
 
     def _finish(self, key: Key, stream: ResumableStream) -> None:
         self._growing.discard(stream)
-        if self._by_key.get(key) is stream:
+        if self.find(*key) is stream:
             self._expiry[key] = asyncio.get_running_loop().call_later(self._ttl_s, self._evict, key)
         else:
             self.total_bytes -= stream.kept_bytes  # it was replaced or discarded before
 
     def _evict(self, key: Key) -> None:
         """Forget a stream; its bytes count until it has ended."""
-        stream = self._by_key.pop(key)
         owner, conversation_id = key
-        del self._by_owner[owner][conversation_id]
+        stream = self._by_owner[owner].pop(conversation_id)
         if not self._by_owner[owner]:
             del self._by_owner[owner]
         if (expiry := self._expiry.pop(key, None)) is not None:

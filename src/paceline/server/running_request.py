@@ -415,12 +415,7 @@ C = TypeVar("C")
 
 
 class ChunkSource(Protocol[C]):
-    """A source of chunks for a response: a `RunningRequest`, or a wrapper that alters its chunks.
-
-    Attributes:
-        prompts: Token ids of each prompt.
-        heartbeat_s: Seconds between comments on an idle stream.
-    """
+    """A source of chunks for a response: a `RunningRequest`, or a wrapper that alters its chunks."""
 
     prompts: tuple[tuple[int, ...], ...]
     heartbeat_s: float
@@ -528,13 +523,7 @@ ReadSlots = Callable[[], Awaitable[SlotsSnapshot]]
 
 
 class ProgressChunk(StreamChunk, frozen=True, kw_only=True):
-    """Prefill progress.
-
-    Attributes:
-        cache: The number of cached prompt tokens.
-        processed: The number of prompt tokens in memory.
-        elapsed_s: The time since the request got its slot; 0 before anything is computed.
-    """
+    """The numbers of cached prompt tokens and of prompt tokens in memory, and the time since the request got its slot."""
 
     cache: int
     processed: int
@@ -553,13 +542,7 @@ class ProgressChunk(StreamChunk, frozen=True, kw_only=True):
 class ProgressSource(ChunkSourceWrapper):
     """Adds `ProgressChunk`s before the first chunk of the only prompt: from its cached tokens to the whole prompt.
 
-    Args:
-        source: The source.
-        read_slots: Reads the engine's slots.
-        tenant: The request's tenant.
-        request_id: The request's id.
-        clock: A monotonic clock.
-        interval_s: Seconds between two reads.
+    read_slots: called every `interval_s` seconds. tenant, request_id: of the request. clock: monotonic.
     """
 
     def __init__(

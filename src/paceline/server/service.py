@@ -162,16 +162,9 @@ class Service(Server):
         kept: KeptForClients | None = None,
         is_managed: bool = False,
     ) -> None:
-        """Check the options.
+        """Check the options. Raises `InvalidParams`.
 
-        Args:
-            settings: The settings.
-            llm: The model; None: a `ModelFront` of the settings.
-            kept: State that several services share; None: its own.
-            is_managed: Whether `llm` is loaded already.
-
-        Raises:
-            InvalidParams: An engine option is invalid.
+        llm: None for a `ModelFront` of the settings. kept: None for its own. is_managed: whether `llm` is loaded already.
         """
         names = settings.aliases or (("paceline-demo",) if settings.model is None else (settings.model.name,))
         super().__init__(settings, names, kept)

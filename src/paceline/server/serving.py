@@ -35,12 +35,7 @@ _FLUSH_S = 5.0  # for ended streams to send their last chunk
 
 
 class ServerConfig(uvicorn.Config):
-    """uvicorn's configuration.
-
-    Attributes:
-        settings: The server's.
-        all_open: The connections of the server.
-    """
+    """uvicorn's configuration, with the settings and the connections of the server."""
 
     def __init__(self, app: FastAPI, settings: ServerSettings, tls: ssl.SSLContext | None) -> None:
         """tls: None for plain HTTP."""

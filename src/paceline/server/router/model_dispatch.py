@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AsyncExitStack, ExitStack
+from functools import partial
 from typing import Any, Final
 from urllib.parse import parse_qs
 
@@ -67,14 +67,13 @@ class ModelDispatch(HttpMiddleware):
             await self._app(scope, receive, send)
             return
         try:
-            request = await self._named(facts, scope, receive, query)
-            await self._dispatch(request, scope, receive, send)
+            await self._dispatch(facts, query, scope, receive, send)
         except (PacelineError, ApiException) as error:
             await error_response(routing_error(error), scope)(scope, receive, send)
 
-    async def _named(
-        self, facts: RouteFacts, scope: Scope, receive: Receive, query: dict[str, list[str]]
-    ) -> _NamedRequest:
+    async def _dispatch(
+        self, facts: RouteFacts, query: dict[str, list[str]], scope: Scope, receive: Receive, send: Send
+    ) -> None:
         body = None if scope["method"] in ("GET", "HEAD") else await _whole_body(receive)
         fields = NamedModel() if body is None else _named_model(body)
         name = fields.model or fields.name or query.get("model", [""])[0]
@@ -83,26 +82,28 @@ class ModelDispatch(HttpMiddleware):
         if not name:
             message = "model name is missing from the request: give model in the body, or ?model=NAME"
             raise invalid_request(message, "model", "model_missing")
-        loads = self._settings.models_autoload and facts.loads_model
-        if "autoload" in query:
-            loads = query["autoload"][0].lower() in _TRUE
-        return _NamedRequest(self._models.preset(name), body, loads=loads, early=facts.early if fields.stream else None)
-
-    async def _dispatch(self, request: _NamedRequest, scope: Scope, receive: Receive, send: Send) -> None:
-        if request.body is None and (ready := self._models.ready(request.preset.name)) is not None:
+        preset = self._models.preset(name)
+        if body is None and (ready := self._models.ready(preset.name)) is not None:
             scope[SERVICE] = ready
             await self._app(scope, receive, send)  # reading neither wakes a model nor keeps it loaded
             return
-        if request.body is None and may_be_forged(scope["headers"]):
+        if body is None and may_be_forged(scope["headers"]):
             raise ModelNotLoaded(
-                f"the model {request.preset.name!r} is not loaded, and a GET request from a browser does not load it unless it "
+                f"the model {preset.name!r} is not loaded, and a GET request from a browser does not load it unless it "
                 "comes from this server's own page; send the header X-Requested-With, or load the model with POST /models/load"
             )
-        early = None if request.early is None else BegunStream(send, scope, request.early, request.preset.name)
-        replay = BufferedReceive(request.body or b"", receive)
+        loads = self._settings.models_autoload and facts.loads_model
+        if "autoload" in query:
+            loads = query["autoload"][0].lower() in _TRUE
+        early = (
+            BegunStream(send, scope, facts.early, preset.name) if facts.early is not None and fields.stream else None
+        )
+        replay = BufferedReceive(body or b"", receive)
+        del body  # the application releases it
         async with AsyncExitStack() as stack:
             try:
-                scope[SERVICE] = await self._loaded(request, stack, scope, receive, early)
+                enter = partial(self._enter, preset, stack, loads=loads)
+                scope[SERVICE] = await self._entered(enter, preset.settings.heartbeat_s, scope, receive, early)
                 await self._app(scope, replay, send if early is None else early)
             except Exception as error:
                 if early is None or not early.waits:
@@ -111,78 +112,54 @@ class ModelDispatch(HttpMiddleware):
                     _log.exception("request %s: internal server error", RequestContext.of(scope).request_id)
                 await early.fail(routing_error(error))
 
-    async def _loaded(
-        self, request: _NamedRequest, stack: AsyncExitStack, scope: Scope, receive: Receive, early: BegunStream | None
+    async def _entered(
+        self,
+        enter: Callable[[], Coroutine[Any, Any, Service]],
+        heartbeat_s: float,
+        scope: Scope,
+        receive: Receive,
+        early: BegunStream | None,
     ) -> Service:
         """Wait for the model, with heartbeats. A disconnection ends the wait, unless the stream can be resumed."""
         conversation_id = None if early is None else conversation_id_of(HttpRequest(scope))
+        watcher = DisconnectWatcher(receive if conversation_id is None else None)
         gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if conversation_id is None:
-            return await self._awaited(request, stack, early, DisconnectWatcher(receive), gone)
-        owner = RequestContext.of(scope).key_digest
-        with self._models.streams.waiting(owner, conversation_id, gone.cancel):
-            try:
-                return await self._awaited(request, stack, early, DisconnectWatcher(None), gone)
-            except ClientDisconnected:
-                message = "request cancelled by a stop while the model was loading"
-                raise invalid_request(message, code="cancelled") from None
-
-    async def _awaited(
-        self,
-        request: _NamedRequest,
-        stack: AsyncExitStack,
-        early: BegunStream | None,
-        watcher: DisconnectWatcher,
-        gone: asyncio.Future[None],
-    ) -> Service:
-        """Wait for the model. gone: cancelled when the client has disconnected or has cancelled the request."""
         watcher.on_disconnect(gone.cancel)
-        entering = asyncio.ensure_future(self._entered(request, stack))
-        beat_s = request.preset.settings.heartbeat_s
-        try:
-            while not entering.done() and not gone.done():
-                timeout = beat_s if early is not None and math.isfinite(beat_s) else None
-                await asyncio.wait((entering, gone), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-                if early is not None and not entering.done() and not gone.done():
-                    await early.beat()
-        finally:
-            watcher.close()
-            if not entering.done():
-                entering.cancel()
-                await asyncio.wait((entering,))
-        if entering.cancelled():
+        with ExitStack() as waiting:
+            if conversation_id is not None:
+                owner = RequestContext.of(scope).key_digest
+                waiting.enter_context(self._models.streams.waiting(owner, conversation_id, gone.cancel))
+            entering = asyncio.ensure_future(enter())
+            try:
+                while not entering.done() and not gone.done():
+                    timeout = heartbeat_s if early is not None and math.isfinite(heartbeat_s) else None
+                    await asyncio.wait((entering, gone), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+                    if early is not None and not entering.done() and not gone.done():
+                        await early.beat()
+            finally:
+                watcher.close()
+                if not entering.done():
+                    entering.cancel()
+                    await asyncio.wait((entering,))
+        if not entering.cancelled():
+            return entering.result()
+        if conversation_id is None:
             raise ClientDisconnected
-        return entering.result()
+        raise invalid_request("request cancelled by a stop while the model was loading", code="cancelled")
 
-    async def _entered(self, request: _NamedRequest, stack: AsyncExitStack) -> Service:
-        name = request.preset.name
-        error = self._models.status(request.preset).error
-        if request.preset.settings.model_changed == "refuse" and isinstance(error, ModelChanged):
+    async def _enter(self, preset: ModelPreset, stack: AsyncExitStack, *, loads: bool) -> Service:
+        """Use the model, and load it if it is not loaded and may be."""
+        name = preset.name
+        error = self._models.status(preset).error
+        if preset.settings.model_changed == "refuse" and isinstance(error, ModelChanged):
             raise ModelLoadFailed(error)  # until the operator loads the model
         try:
-            llm = await stack.enter_async_context(self._models.manager.use(name, load=request.loads))
+            llm = await stack.enter_async_context(self._models.manager.use(name, load=loads))
         except ModelNotFound as error:
             if name not in self._models.manager.names():  # it was removed while the request waited
                 raise
             raise ModelLoadFailed(error) from error  # its files, as the name was found
-        return await self._models.serve(request.preset, llm)
-
-
-@dataclass(frozen=True, slots=True)
-class _NamedRequest:
-    """A request and its model.
-
-    Attributes:
-        preset: The model.
-        body: None for a method without one.
-        loads: Whether the model may be loaded for it.
-        early: The format of its stream, if that may begin before the model is loaded.
-    """
-
-    preset: ModelPreset
-    body: bytes | None
-    loads: bool
-    early: EarlyStream | None
+        return await self._models.serve(preset, llm)
 
 
 async def _whole_body(receive: Receive) -> bytes:
