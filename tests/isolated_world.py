@@ -201,7 +201,7 @@ class IsolatedWorld:
             self.worker.engine.tick()  # time passes
         num_crashes = self.num_crashes
         self.worker.close()
-        for key in self.replay_log.unreleased:
+        for key in tuple(self.replay_log.unreleased):
             self.take(self.replay_log.release(key))
         self.is_served = False
         self.start_at_s = self.restarts.crashed(self.clock.now(), self._ready_s)

@@ -48,7 +48,7 @@ from paceline.engine.questions import (
     slots,
 )
 from paceline.engine.worker import messages
-from paceline.engine.worker.worker_engine import FrontEngine, FrontModel, LlamaFrontModel, no_samplers
+from paceline.engine.worker.worker_engine import FrontEngine, FrontModel, no_samplers
 from paceline.engine.worker.worker_telemetry import RequestsWatch, WorkerTotals
 from paceline.errors import Aborted, AdapterError, EngineError, EngineStopped, Unsupported
 from paceline.media import MediaExtent
@@ -400,7 +400,7 @@ class ClusterEngine(FrontEngine):
         self._dispatcher = Dispatcher(make_calls, self._inbox, self._router, self._clock, watch)
         self._thread = self._dispatcher
         self._dispatcher.end_when_lost(self)
-        load = partial(LlamaFrontModel, list(paths), options.get("kv_overrides"))
+        load = partial(FrontModel, list(paths), options.get("kv_overrides"))
         ready = self._load_front(
             load if front_model is None else lambda: front_model, partial(self._first_replica, cancel)
         )

@@ -12,7 +12,7 @@ from paceline.engine.arguments import EngineArguments
 from paceline.engine.engine_factory import Parts
 from paceline.engine.in_process_engine import InProcessEngine
 from paceline.engine.worker.supervisor import RestartLimits
-from paceline.engine.worker.worker_engine import Trial, WorkerEngine
+from paceline.engine.worker.worker_engine import FrontModel, Trial, WorkerEngine
 from paceline.observability.metrics import Instrument
 from paceline.output import Vocabulary
 from paceline.params import SamplingParams
@@ -67,7 +67,7 @@ class FakeEngineClient(InProcessEngine):
 DEFAULT_BACKEND = "paceline.testing.fake_engine_client:make_backend"
 
 
-class FakeFrontModel:
+class FakeFrontModel(FrontModel):
     """The fake backend's model, as the front process knows it."""
 
     def __init__(self) -> None:

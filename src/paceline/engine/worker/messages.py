@@ -1,7 +1,7 @@
 """Messages between front and worker, as msgpack. Records of the engine travel as they are, errors by their code.
 
-The first message each way carries the protocol's version; a worker of another one is refused. Of what follows, order on
-the socket is order in time. Any thread.
+The first message each way carries the protocol's version; a worker of another version is refused. Messages arrive in the order in
+which they were sent. Any thread.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import dataclasses
 import queue
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -41,13 +41,20 @@ class _Message(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Setup(_Message, frozen=True, tag="setup"):
-    """The first one: what to load. model: paths, none for the demo model. options: of `LLM`, without those of the front.
+    """The first message: the engine to be made.
 
-    path: where Python finds modules. backend: `module:attr` of a function that makes backend and limits from
-    backend_options, in place of llama.cpp. log_level: below it the front ignores records. num_restarts: how many workers
-    there were before. reports_progress: whether to report how far loading is. trace_start_s: the clock at the beginning of the
-    engine's trace; None: there is none. adapters: files by their keys, of a later worker, which goes on without those that it
-    cannot load. drafter: an object for the option speculation, pickled; empty without one.
+    Attributes:
+        model: Paths of the model; empty for the demo model.
+        options: Options of `LLM` without those of the front.
+        instruments: Names of instruments.
+        path: Folders in which Python finds modules.
+        log_level: The front ignores records below it.
+        backend: `module:attr` of a function that makes backend and limits from backend_options, in place of llama.cpp.
+        num_restarts: Number of earlier workers.
+        reports_progress: Whether to report the progress of loading.
+        trace_start_s: The clock at the beginning of the engine's trace; None without a trace.
+        adapters: Files by their keys, for a later worker, which goes on without the files that it cannot load.
+        drafter: A pickled object for the option speculation; empty without an object.
     """
 
     protocol: int
@@ -109,7 +116,7 @@ class EngineRequest(_Message, frozen=True, tag="request"):
 
     def restored_attachments(self) -> tuple[Attachment, ...]:
         """Return the images and audio."""
-        return tuple(restored(one.format, one.extent, one.data, one.name) for one in self.attachments)
+        return tuple(restored(file.format, file.extent, file.data, file.name) for file in self.attachments)
 
     @property
     def is_embedding(self) -> bool:
@@ -119,33 +126,20 @@ class EngineRequest(_Message, frozen=True, tag="request"):
     def for_text(self, params: SamplingParams, options: RequestOptions, vocabulary: Vocabulary, **more: Any) -> Request:
         """Return the request for text. more: fields of `Request`. Raises `InvalidParams` for wrong states."""
         validation.integer("the number of states", len(self.states), params.n, params.n)
-        validation.integer("the number of prompt tokens", len(self.prompts[0]), 1)
-        fields = {"key": self.key, **more}
-        return Request(
-            prompt=self.prompts[0],
-            params=params,
-            options=options,
-            submitted_s=self.submitted_s,
-            lora=options.lora,
-            vocabulary=vocabulary,
-            echo=self.echo,
-            media=self.media,
-            progress=self.progress,
-            **fields,
-        )
+        (prompt,) = self.prompts
+        validation.integer("the number of prompt tokens", len(prompt), 1)
+        text = {"prompt": prompt, "params": params, "lora": options.lora, "vocabulary": vocabulary, "echo": self.echo}
+        return Request(**{**self._common(options), **text, **more})
 
     def for_embedding(self, options: RequestOptions, **more: Any) -> EmbeddingRequest:
         """Return the embedding request. more: fields of `EmbeddingRequest`."""
-        fields = {"key": self.key, **more}
-        return EmbeddingRequest(
-            texts=self.prompts,
-            pooling=self.pooling,
-            options=options,
-            submitted_s=self.submitted_s,
-            progress=self.progress,
-            media=self.media,
-            **fields,
-        )
+        return EmbeddingRequest(**{**self._common(options), "texts": self.prompts, "pooling": self.pooling, **more})
+
+    def _common(self, options: RequestOptions) -> dict[str, Any]:
+        return {"options": options, **{name: getattr(self, name) for name in _COMMON}}
+
+
+_COMMON = ("key", "submitted_s", "progress", "media")
 
 
 def engine_request(
@@ -153,12 +147,11 @@ def engine_request(
 ) -> EngineRequest:
     """Return a request as another process takes it. states: of its choices, if it is for text."""
     common: dict[str, Any] = {
-        "key": request.key,
+        **{name: getattr(request, name) for name in _COMMON},
         "options": _changed(request.options, _DEFAULT_OPTIONS),
-        "submitted_s": request.submitted_s,
-        "progress": request.progress,
-        "media": request.media,
-        "attachments": tuple(AttachmentData(one.format, one.extent, one.data, one.name) for one in request.attachments),
+        "attachments": tuple(
+            AttachmentData(file.format, file.extent, file.data, file.name) for file in request.attachments
+        ),
     }
     if isinstance(request, EmbeddingRequest):
         return EngineRequest(prompts=request.texts, params=None, pooling=request.pooling, **common)
@@ -179,7 +172,7 @@ def _changed(record: Any, default: Any) -> dict[str, Any]:
 
 
 class Leave(_Message, frozen=True, tag="leave"):
-    """End the worker in good order. Without it the end of the socket ends it at once."""
+    """End the worker in good order. The end of the socket without this message ends it at once."""
 
 
 Down = Setup | EngineRequest | RequestCommand | Stop | Call | Leave
@@ -225,7 +218,7 @@ class Stats(_Message, frozen=True, tag="stats"):
 
 
 class Loading(_Message, frozen=True, tag="loading"):
-    """Fraction of the model that is loaded, 0.0 to 1.0; sent if the setup asks for it."""
+    """The loaded fraction of the model, 0.0 to 1.0; sent if the setup asks for it."""
 
     fraction: float
 
@@ -239,27 +232,11 @@ class Traced(_Message, frozen=True, tag="trace"):
 Up = Ready | Refused | Happened | Logged | Stats | Reply | Loading | Traced
 
 
-def replaced(setup: Setup, backend: str, backend_options: dict[str, Any]) -> Setup:
-    """Return the same setup with another backend, for tests."""
-    return msgspec.structs.replace(setup, backend=backend, backend_options=backend_options)
-
-
-def restarted(setup: Setup, num_restarts: int, adapters: Mapping[str, str]) -> Setup:
-    """Return the same setup for a later worker. adapters: those of the moment, in place of the first worker's."""
-    return msgspec.structs.replace(
-        setup,
-        options={name: value for name, value in setup.options.items() if name != "lora"},
-        num_restarts=num_restarts,
-        reports_progress=setup.reports_progress and not num_restarts,
-        adapters=dict(adapters),
-    )
-
-
 # ---- coding
 
 
 def _codes(base: type[PacelineError]) -> Iterator[tuple[str, type[PacelineError]]]:
-    if "code" in vars(base):  # others are decoded as their base class
+    if "code" in vars(base):  # other classes are decoded as their base class
         yield base.code, base
     for child in base.__subclasses__():
         yield from _codes(child)
@@ -283,7 +260,7 @@ def _decode_error(kind: type, value: object) -> PacelineError:
 _encoder = msgspec.msgpack.Encoder(enc_hook=_encode_error)
 _down = msgspec.msgpack.Decoder(Down, dec_hook=_decode_error)
 _up = msgspec.msgpack.Decoder(Up, dec_hook=_decode_error)
-_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError)  # the latter where the name of a message is no text
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError)  # the latter if the name of a message is no text
 
 
 def encode(message: Down | Up) -> bytes:
@@ -292,7 +269,7 @@ def encode(message: Down | Up) -> bytes:
 
 
 def decode_down(data: bytes) -> Down:
-    """Decode a message of the front. Raises `EngineError` for bytes that are no such message."""
+    """Decode a message of the front. Raises `EngineError` for other bytes."""
     try:
         message: Down = _down.decode(data)
     except _UNREADABLE as error:
@@ -301,7 +278,7 @@ def decode_down(data: bytes) -> Down:
 
 
 def decode_up(data: bytes) -> Up:
-    """Decode a message of the worker. Raises `EngineError` for bytes that are no such message."""
+    """Decode a message of the worker. Raises `EngineError` for other bytes."""
     try:
         message: Up = _up.decode(data)
     except _UNREADABLE as error:
@@ -310,7 +287,7 @@ def decode_up(data: bytes) -> Up:
 
 
 def check_protocol(version: int) -> None:
-    """Raise `EngineError` for another version, which was installed while this one ran."""
+    """Raise `EngineError` for another version, which was installed while this process ran."""
     if version != PROTOCOL:
         raise EngineError(
             f"the worker speaks version {version} of the protocol and its front version {PROTOCOL}: paceline was "
@@ -325,7 +302,7 @@ _HEADER = 4
 
 
 class Link:
-    """Owns the socket, and keeps what it does not take yet. on_backlog: called if something is kept; it must not wait."""
+    """Owns the socket, and keeps the bytes that it does not take yet. on_backlog: called if bytes are kept; must not wait."""
 
     def __init__(self, end: socket.socket, on_backlog: Callable[[], None] | None = None) -> None:
         end.setblocking(False)
@@ -344,7 +321,7 @@ class Link:
         return self._socket.fileno()
 
     def send(self, *messages: bytes) -> None:
-        """Send messages, in order and in one write if the socket takes them; do nothing if the other side is gone."""
+        """Send messages in order, in one write if the socket takes them; do nothing if the other side is gone."""
         if self._is_over:
             return
         self._queue.put(b"".join(map(framed, messages)))
@@ -353,7 +330,7 @@ class Link:
             self._on_backlog()
 
     def flush(self) -> None:
-        """Send what the socket takes now."""
+        """Send as many bytes as the socket takes now."""
         # A thread that finds the lock taken returns: the holder checks the queue again after its release.
         while not self._is_over and self.is_backed_up and self._sending.acquire(blocking=False):
             try:
@@ -366,11 +343,11 @@ class Link:
 
     @property
     def is_backed_up(self) -> bool:
-        """Whether something is left to be sent."""
+        """Whether bytes are left to be sent."""
         return bool(self._rest) or not self._queue.empty()
 
     def receive(self) -> list[bytes] | None:
-        """Return the messages that are whole; None if the other side is gone. Does not wait."""
+        """Return the complete messages; None if the other side is gone. Does not wait."""
         try:
             size = self._socket.recv_into(self._buffer)
         except (BlockingIOError, InterruptedError):
@@ -398,19 +375,19 @@ class Link:
 
 
 def framed(message: bytes) -> bytes:
-    """Return the message with its length in front. Raises `EngineError` for one that no reader would take."""
+    """Return the message with its length before it. Raises `EngineError` if it is too long."""
     _check_size(len(message))
     return len(message).to_bytes(_HEADER, "big") + message
 
 
 class FrameReader:
-    """Joins bytes, split anywhere, to whole messages."""
+    """Joins bytes, split anywhere, to complete messages."""
 
     def __init__(self) -> None:
         self._data = bytearray()
 
     def feed(self, data: bytes | memoryview) -> list[bytes]:
-        """Return the messages that are whole now. Raises `EngineError` for a length above the maximum."""
+        """Return the messages that are complete now. Raises `EngineError` for a length above the maximum."""
         self._data += data
         messages, begin = [], 0
         while (end := self._end(begin)) is not None:

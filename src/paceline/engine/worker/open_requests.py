@@ -275,8 +275,8 @@ class OpenRequests(FrontRequests):
         end_each([key for key in self._replay_log if self._blame.is_handed(key)], end)
 
     def _release_ended(self) -> frozenset[int]:
-        """Release the requests that ended before the worker that had them died, and return them."""
-        ended = self._replay_log.unreleased
+        """Release the requests that ended here before their worker died, and return them."""
+        ended = frozenset(self._replay_log.unreleased)
         for key in ended:
             self._release(key)
         return ended

@@ -1,8 +1,8 @@
-"""The open requests of a front: enough of each to end it, and to continue it in another worker. One thread.
+"""The open requests of a front, with the state that ends a request here or continues it in another worker. One thread.
 
-event of the worker ──> note ──> events for the readers          and the state in it is recorded
-request ──> message ──> for a worker, new or next
-request ──> end ──> events, where there is no worker to end it
+event of the worker ──> note ──> events for the readers, and the state of the request is recorded
+request ──> message ──> for the first worker or the next one
+request ──> end ──> events, if no worker can end the request
 """
 
 from __future__ import annotations
@@ -32,17 +32,21 @@ from paceline.scheduling.records import (
     due_reason,
     embedding_error,
 )
-from paceline.sequence import GenerationState, Request, Sequence
+from paceline.sequence import GenerationState, Request
 from paceline.streaming.chunk import FinishReason, StreamChunk
 
 
 class ReplayLog:
-    """The open requests. Their `Request` objects are the front's own: no sampler, and of the output only what was reported."""
+    """The open requests. Their `Request` objects are the front's own, without samplers, and have the reported output only.
+
+    Attributes:
+        unreleased: Requests that have ended here while the worker still has their slots.
+    """
 
     def __init__(self) -> None:
         self._requests: dict[int, Request | EmbeddingRequest] = {}
         self._states: dict[int, list[GenerationState | None]] = {}
-        self._unreleased: set[int] = set()  # requests that have ended here, and whose slots the worker has not released
+        self.unreleased: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -53,7 +57,7 @@ class ReplayLog:
     def add(
         self, request: Request | EmbeddingRequest, states: SequenceOf[GenerationState | None] | None = None
     ) -> None:
-        """Add a request, without output, or with what another engine has generated of it: states, one a choice."""
+        """Add a request. states: of its choices, if another engine has generated a part of it."""
         self._requests[request.key] = request
         if not isinstance(request, Request):
             return
@@ -66,12 +70,12 @@ class ReplayLog:
                 request.num_open -= state.reason is not None
 
     def generated(self, key: int) -> list[int]:
-        """Return what the first open choice of a request has generated: with the prompt what its next engine computes first."""
+        """Return the generated tokens of the first open choice of a request, which its next engine computes with the prompt."""
         request = self._requests.get(key)
         if not isinstance(request, Request):
             return []
-        open_states = (self._states[key][one.choice] for one in request.sequences if one.reason is None)
-        return next((list(one.token_ids) for one in open_states if one is not None), [])
+        states = [self._states[key][sequence.choice] for sequence in request.sequences if sequence.reason is None]
+        return next((list(state.token_ids) for state in states if state is not None), [])
 
     def find(self, key: int) -> Request | EmbeddingRequest | None:
         """Return the open request of this key."""
@@ -131,20 +135,11 @@ class ReplayLog:
 
     def _close(self, key: int) -> list[RequestEvent]:
         self._states.pop(key, None)
-        return [] if self._requests.pop(key, None) is None and not self.is_unreleased(key) else self.release(key)
-
-    def is_unreleased(self, key: int) -> bool:
-        """Return whether a request has ended here while the worker still has its slots."""
-        return key in self._unreleased
-
-    @property
-    def unreleased(self) -> frozenset[int]:
-        """The requests that have ended here while the worker still has their slots."""
-        return frozenset(self._unreleased)
+        return [] if self._requests.pop(key, None) is None and key not in self.unreleased else self.release(key)
 
     def release(self, key: int) -> list[RequestEvent]:
-        """Return the event of a request whose slots the worker has released, or lost with its process."""
-        self._unreleased.discard(key)
+        """Return the event of a request after the worker has released its slots, or lost them with its process."""
+        self.unreleased.discard(key)
         return [Released(key)]
 
     # ---- to a worker
@@ -156,12 +151,12 @@ class ReplayLog:
     # ---- without a worker
 
     def due(self, keys: Iterable[int], now_s: float) -> dict[int, FinishReason]:
-        """Return those of the requests that have to end now, and why; see `due_reason`."""
+        """Return the requests that have to end now, with the reasons; see `due_reason`."""
         reasons = {key: due_reason(self._requests[key], now_s) for key in keys}
         return {key: reason for key, reason in reasons.items() if reason is not None}
 
     def next_deadline_s(self, keys: Iterable[int]) -> float:
-        """Return when the first of them reaches a deadline."""
+        """Return the first deadline of the requests; infinite without deadlines."""
         return min((self._requests[key].deadline_s() for key in keys), default=math.inf)
 
     def end(
@@ -173,34 +168,36 @@ class ReplayLog:
         *,
         keeps_slots: bool = False,
     ) -> list[RequestEvent]:
-        """End a request that no worker will end, with all that was held back.
+        """End a request that no worker will end, with the text that was held back.
 
         keeps_slots: whether a worker that does not respond has the request. `Released` then comes when the worker frees the slots
         or is gone, and the worker's other messages about the request are dropped.
         """
+        request = self._requests[key]
+        events: list[RequestEvent] = []
+        if isinstance(request, EmbeddingRequest):
+            events.append(Embedded(key, [], error or embedding_error(reason)))
+        else:
+            for sequence in [sequence for sequence in request.sequences if sequence.reason is None]:
+                state = self._states[key][sequence.choice]
+                if state is not None:
+                    sequence.output.resume(state.token_ids, state.num_sent, state.unsent_logprobs)
+                sequence.output.finish()
+                chunk = sequence.output.last_chunk(reason, error)
+                sequence.reason = chunk.finish_reason
+                request.num_open -= 1
+                is_last = not request.num_open
+                if is_last:
+                    chunk = msgspec.structs.replace(chunk, usage=usage_of(request, now_s))
+                events.append(Delta(key, chunk, is_last, sequence.choice))
+        released = self._close(key)
         if not keeps_slots:
-            return self._end(key, reason, now_s, error)
-        events = self._end(key, reason, now_s, error)[:-1]  # without `Released`
-        self._unreleased.add(key)
+            return events + released
+        self.unreleased.add(key)
         return events
 
-    def _end(self, key: int, reason: FinishReason, now_s: float, error: PacelineError | None) -> list[RequestEvent]:
-        request = self._requests[key]
-        if isinstance(request, EmbeddingRequest):
-            return [Embedded(key, [], error or embedding_error(reason)), *self._close(key)]
-        events: list[RequestEvent] = []
-        for sequence in [one for one in request.sequences if one.reason is None]:
-            chunk = _last_chunk(sequence, self._states[key][sequence.choice], reason, error)
-            sequence.reason = chunk.finish_reason
-            request.num_open -= 1
-            is_last = not request.num_open
-            if is_last:
-                chunk = msgspec.structs.replace(chunk, usage=usage_of(request, now_s))
-            events.append(Delta(key, chunk, is_last, sequence.choice))
-        return [*events, *self._close(key)]
-
     def drop(self, key: int, error: PacelineError) -> list[RequestEvent]:
-        """End a request with an error and nothing else, after `end` has failed; what was held back is lost."""
+        """End a request with an error only, after `end` has failed. The text that was held back is lost."""
         request = self._requests[key]
         if isinstance(request, EmbeddingRequest):
             return [Embedded(key, [], error), *self._close(key)]
@@ -211,20 +208,11 @@ class ReplayLog:
         return [Delta(key, chunk, is_last=True), *self._close(key)]
 
 
-def _last_chunk(
-    sequence: Sequence, state: GenerationState | None, reason: FinishReason, error: PacelineError | None
-) -> StreamChunk:
-    if state is not None:
-        sequence.output.resume(state.token_ids, state.num_sent, state.unsent_logprobs)
-    sequence.output.finish()
-    return sequence.output.last_chunk(reason, error)
-
-
 _log = logging.getLogger("paceline.engine")
 
 
 class FrontRequests:
-    """What is known of each open request (the replay log), with its readers and those who watch."""
+    """The open requests of a front (the replay log), with their readers and the telemetry."""
 
     def __init__(self, router: OutputRouter, clock: Clock, watch: RequestsWatch) -> None:
         self._router, self._clock, self._watch = router, clock, watch
@@ -233,7 +221,7 @@ class FrontRequests:
     def take(self, event: RequestEvent) -> None:
         """Record an event of a request, and deliver it."""
         if isinstance(event, Failed):
-            if self._replay_log.is_unreleased(event.key):
+            if event.key in self._replay_log.unreleased:
                 self._release(event.key)
             else:
                 self.end(event.key, FinishReason.ERROR, event.error)

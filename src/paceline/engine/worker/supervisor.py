@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import msgspec
+
 from paceline.clock import Clock
 from paceline.engine.adapters import absolute, adapter_paths
 from paceline.engine.core import Ask, Cancel, Command, Drain, EndSlow, SetInterval, SetPaused, Stop, Submit
@@ -29,7 +31,7 @@ from paceline.engine.output_router import OutputRouter, PendingResults
 from paceline.engine.questions import Call, Question, Reply, free_adapter, load_adapter, report
 from paceline.engine.worker import messages
 from paceline.engine.worker.black_box import LONG_WORK, Beat
-from paceline.engine.worker.open_requests import OpenRequests, Relay
+from paceline.engine.worker.open_requests import OpenRequests
 from paceline.engine.worker.worker_process import Watching, WorkerProcess, model_files
 from paceline.engine.worker.worker_telemetry import RequestsWatch, WorkerTotals
 from paceline.errors import (
@@ -463,6 +465,7 @@ class Supervisor(EngineThread):
         self._router, self._clock, self._watch = router, clock, watch
         self._files = LoadedFiles()
         self._requests, self._restarts = OpenRequests(router, clock, watch), Restarts(policy.restarts)
+        self.relays = self._requests.relays
         self.totals, self.calls = WorkerTotals(), Calls(inbox.wake, clock)
         self.ready: Future[messages.Ready] = Future()
         self.on_replaced: Callable[[messages.Ready], object] = lambda _: None
@@ -488,11 +491,6 @@ class Supervisor(EngineThread):
         """The worker's process id; None while there is none."""
         worker = self._worker
         return None if worker is None else worker.pid
-
-    @property
-    def relays(self) -> dict[int, Relay]:
-        """Where the events of relayed requests go; see `OpenRequests`."""
-        return self._requests.relays
 
     def forget_adapter(self, adapter: str) -> None:
         """Have later workers load an adapter no more."""
@@ -578,7 +576,9 @@ class Supervisor(EngineThread):
         if awake is not None and awake.is_ready and self._stop_by is None:
             self._requests.hand_over(awake)
         self.calls.pass_on(awake)
-        self._flush()
+        if self._worker is not None:
+            self._worker.link.flush()
+            self._watching.refresh(self._worker)
 
     def _wait_s(self) -> float | None:
         """Return how long there is nothing to do without a command or a message; None: without limit."""
@@ -658,8 +658,13 @@ class Supervisor(EngineThread):
                 if error is None and call is not None and call.question is load_adapter:
                     self._note_adapter(message.number, call)
                 self.calls.take(message)
-            case messages.Logged() | messages.Loading() | messages.Traced():
-                self._pass_on(message)
+            case messages.Logged(logger, level, text):
+                logging.getLogger(logger).log(level, "%s", text)
+            case messages.Loading(fraction):
+                if not self.ready.done():  # the progress of later workers is read by no caller
+                    self.loading.put(fraction)
+            case messages.Traced(lines):
+                self._watch.traced(lines)
 
     def _note_adapter(self, number: int, call: OpenCall) -> None:
         """Note an adapter that was loaded, before the caller knows, so that no later worker lacks it."""
@@ -669,16 +674,6 @@ class Supervisor(EngineThread):
             self._files.add(Path(path), self._file_paths())
         else:  # its caller has given up
             self.calls.ask(free_adapter, (key,))
-
-    def _pass_on(self, message: messages.Logged | messages.Loading | messages.Traced) -> None:
-        match message:
-            case messages.Logged(logger, level, text):
-                logging.getLogger(logger).log(level, "%s", text)
-            case messages.Loading(fraction):
-                if not self.ready.done():  # the progress of later workers is read by no caller
-                    self.loading.put(fraction)
-            case messages.Traced(lines):
-                self._watch.traced(lines)
 
     def _become_ready(self, worker: WorkerProcess, message: messages.Ready) -> None:
         messages.check_protocol(message.protocol)
@@ -870,8 +865,14 @@ class Supervisor(EngineThread):
     def _next_setup(self) -> messages.Setup:
         if not self.ready.done():
             return self._setup
-        num_restarts = 0 if self._is_waking else self._restarts.num_all
-        return messages.restarted(self._setup, num_restarts, self._adapters)
+        num_restarts, options = 0 if self._is_waking else self._restarts.num_all, self._setup.options
+        return msgspec.structs.replace(
+            self._setup,
+            options={name: value for name, value in options.items() if name != "lora"},
+            num_restarts=num_restarts,
+            reports_progress=self._setup.reports_progress and not num_restarts,
+            adapters=dict(self._adapters),
+        )
 
     def _start_later(self, reason: PacelineError, ready_s: float | None) -> None:
         """Back off after a crash, or end the engine. ready_s: when the worker that crashed was ready, if it ever was."""
@@ -897,13 +898,6 @@ class Supervisor(EngineThread):
         if not self.ready.done():
             self._inbox.close()
             self.ready.set_exception(reason)
-
-    def _flush(self) -> None:
-        worker = self._worker
-        if worker is None:
-            return
-        worker.link.flush()
-        self._watching.refresh(worker)
 
     def _dismiss(self) -> None:
         """Stop the worker, in good order unless it takes too long."""

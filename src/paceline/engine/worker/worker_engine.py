@@ -15,7 +15,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, TypeVarTuple
+from typing import Any, TypeVar, TypeVarTuple
+
+import msgspec
 
 from paceline.clock import MonotonicClock
 from paceline.constraints import check_constraint
@@ -51,55 +53,37 @@ _MAX_RPC_WAIT_S = 30.0  # for a lost RPC server to be back; `rpc_timeout_s` may 
 _CANCELLED = "loading the model was cancelled"
 
 
-class FrontModel(Protocol):
-    """What the front has of the model: a vocabulary, to tokenise, and to refuse a request before it is sent."""
+class FrontModel:
+    """The vocabulary of a GGUF file, with which the front tokenises prompts and refuses wrong requests before it sends them.
 
-    @property
-    def tokenizer(self) -> Any:
-        """The tokenizer, for prompts and echoes."""
-
-    @property
-    def model(self) -> Any:
-        """The model, as `LLM.model` returns it."""
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """The tokens' bytes and the ends of generation."""
-
-    @property
-    def sampling_defaults(self) -> SamplingParams:
-        """The model's own defaults."""
-
-    def check(self, params: SamplingParams) -> None:
-        """Raise what a sampler with these params would raise."""
-
-    def describe(self, facts: Mapping[str, Any]) -> None:
-        """Take the facts that only the loaded model of the worker has."""
-
-    def close(self) -> None:
-        """Free the memory."""
-
-
-class LlamaFrontModel:
-    """The vocabulary of a GGUF file."""
+    Attributes:
+        model: The model as `LLM.model` returns it.
+        tokenizer: The tokenizer of prompts and echoes.
+        vocabulary: The bytes of the tokens and the ends of generation.
+        sampling_defaults: The model's own sampling parameters.
+    """
 
     def __init__(self, paths: list[str], kv_overrides: Mapping[str, Any] | None) -> None:
         chosen: Any = paths[0] if len(paths) == 1 else [Path(path) for path in paths]
         self.model = RemoteModel.load(chosen, vocab_only=True, kv_overrides=kv_overrides)
-        self.tokenizer = tokenizer = self.model.tokenizer
+        self.tokenizer: Any = self.model.tokenizer
+        tokenizer = self.model.tokenizer
         self.vocabulary = Vocabulary(tokenizer.pieces(False), tokenizer.pieces(True), tokenizer.eog_ids)
         self.sampling_defaults = sampling_defaults(self.model.metadata)
 
     def check(self, params: SamplingParams) -> None:
-        """Make a sampler, which compiles the grammar, and drop it. The worker compiles the constraint for its vocabulary."""
+        """Raise the error of a sampler with these params: make one, which compiles the grammar, and drop it.
+
+        The worker compiles the constraint for its own vocabulary.
+        """
         Sampler(params, self.model, is_masked=True).close()
 
     def describe(self, facts: Mapping[str, Any]) -> None:
-        """See `FrontModel`."""
+        """Take the facts that only the loaded model of the worker has."""
         self.model.describe(facts)
 
     def close(self) -> None:
-        """See `FrontModel`."""
+        """Free the memory."""
         self.model.free()
 
 
@@ -158,7 +142,7 @@ class WorkerEngine(FrontEngine):
         setup = worker_setup(model, options, None if config.trace is None else start_s)
         restarts = RestartLimits() if trial is None else trial.restarts
         if trial is not None:
-            setup = messages.replaced(setup, trial.backend, dict(trial.backend_options))
+            setup = msgspec.structs.replace(setup, backend=trial.backend, backend_options=dict(trial.backend_options))
         if config.max_restarts is not None:
             restarts = replace(restarts, max_restarts=config.max_restarts)
         policy = Policy(
@@ -175,7 +159,7 @@ class WorkerEngine(FrontEngine):
         self._supervisor = Supervisor(setup, policy, self._inbox, self._router, self._clock, watch)
         self._thread = self._supervisor
         self._supervisor.end_when_lost(self)
-        load = partial(LlamaFrontModel, setup.model, setup.options.get("kv_overrides"))
+        load = partial(FrontModel, setup.model, setup.options.get("kv_overrides"))
         ready = self._load_front(load if trial is None else lambda: trial.model, partial(self._loaded, arguments.model))
         self._supervisor.ended.add_done_callback(partial(_close_front, self._front))
         self._take_limits(ready)
