@@ -51,7 +51,7 @@ _PROGRESS_STEP = 0.005
 _SPARE_S = 0.05  # without a setup: it takes a while
 _ENGINE_STOPPED = 70  # exit status: the engine's thread gave up
 _PR_SET_PDEATHSIG = 1
-# Sent to every process of a terminal or of a service; the front handles them.
+# These signals go to every process of a terminal or of a service; the front handles them.
 _OF_THE_GROUP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -131,7 +131,7 @@ class Worker:
         return self._preparer
 
     def _end(self) -> None:
-        """Note that the engine's thread has ended."""
+        """Note the end of the engine's thread."""
         self._has_ended = True
         self._wake()
 
@@ -190,7 +190,7 @@ class Worker:
             self._have_encoded(message)
 
     def _have_encoded(self, message: messages.EngineRequest) -> None:
-        """Queue a request whose images or audio are encoded before it is prepared. Listening or preparing thread."""
+        """Queue a request for encoding its images or audio before it is prepared. Listening or preparing thread."""
         assert self._encoding is not None  # noqa: S101 - as the caller saw
         options = RequestOptions(**message.options)
         deadline_s = next_deadline_s(options, message.submitted_s, message.progress)
@@ -199,7 +199,7 @@ class Worker:
             self._encoding.put(message.key, message, deadline_s, turn, options.tenant)
 
     def _give_up(self, message: messages.EngineRequest) -> None:
-        """Have a request prepared whose images or audio will not be encoded, as it has ended. Watching thread."""
+        """Have a request prepared without encoding its images or audio, since it has ended. Watching thread."""
         self._work.put(_GivenUp(message), message.options.get("tenant", ""))
 
     # ---- the preparing thread
@@ -207,8 +207,8 @@ class Worker:
     def _prepare(self) -> None:
         try:
             message = self._work.get(_SPARE_S)
-        except queue.Empty:  # a spare worker: what a setup will need is imported before it comes
-            with contextlib.suppress(Exception):  # `_start` imports it again, and reports what is wrong
+        except queue.Empty:  # a spare worker imports modules before its setup comes
+            with contextlib.suppress(Exception):  # `_start` imports it again, and reports the error
                 import paceline.engine.engine_factory  # noqa: F401
             message = self._work.get()
         while True:
@@ -223,11 +223,11 @@ class Worker:
             message = self._work.get()
 
     def _reserve(self, message: messages.EngineRequest) -> None:
-        """Make what an embedding request with images needs, then queue it for encoding, unless it was cancelled meanwhile."""
+        """Make the context of an embedding request with images, then queue it for encoding unless it was cancelled meanwhile."""
         assert self._encoding is not None  # noqa: S101 - as the caller saw
         if self._ready.reserve(message):
             self._have_encoded(message)
-            if self._ready.is_cancelled(message.key):  # else its cancel comes behind it
+            if self._ready.is_cancelled(message.key):  # else its cancel comes later
                 self._encoding.release(message.key)
 
     def _set_up(self, setup: messages.Setup) -> None:
@@ -330,7 +330,7 @@ class _Progress:
 
 
 def _drafter(pickled: bytes) -> dict[str, Any]:
-    """Return the option `speculation` where an object was given for it."""
+    """Return the option `speculation` if it is an object."""
     if not pickled:
         return {}
     try:
@@ -347,7 +347,7 @@ def _model(paths: list[str]) -> Any:
 
 
 def _load_again(backend: Backend, key: str, path: str) -> PacelineError | None:
-    """Load an adapter that an earlier worker had; return why it cannot be."""
+    """Load an adapter of an earlier worker; return the error if it cannot be loaded."""
     try:
         backend.load_adapter(key, path)
     except Exception as error:  # noqa: BLE001 - its requests fail, and no others

@@ -1,10 +1,9 @@
 """The state of a worker when it died: the requests of its pass, and the requests that it prepared and encoded.
 
-It also tells whether the worker was at a question that belongs to no request: counting the cells of a picture, or loading an
-adapter. The state lies in a page of memory that both processes map: writing costs no system call, and every kind of death
-leaves it readable. The engine's thread writes the requests of the pass, and the preparing and the encoding thread write theirs;
-the front reads them when the worker is dead. The listening thread and the engine's thread write heartbeats, which the front
-reads at any time.
+It also tells whether the worker answered a question that belongs to no request: the cells of a picture, or loading an adapter.
+The state is in a page of memory that both processes map. Writing costs no system call, and the page is readable after every kind
+of death. The engine's thread, the preparing thread and the encoding thread write their requests, and the front reads these when
+the worker is dead. The listening thread and the engine's thread write heartbeats, which the front reads at any time.
 
     0      8          16        24
     ready  is_in_pass  num_keys  keys ...        8 bytes each, native order; the last four are a `Beat`, before them
@@ -38,10 +37,13 @@ _MAX_KEYS = (_QUESTIONS_AT - _KEYS_AT) // 8
 
 @dataclass(frozen=True, slots=True)
 class LastSeen:
-    """What a black box holds.
+    """The content of a black box.
 
-    in_pass: keys of the pass that ran; None where none did. preparing, encoding: a key, or None. is_asked: whether it was at a
-    question.
+    Attributes:
+        in_pass: Keys of the running pass; None without a pass.
+        preparing: Key of the request that was being prepared; None without a request.
+        encoding: Key of the request with images that were being encoded; None without a request.
+        is_asked: Whether a question was being answered.
     """
 
     in_pass: frozenset[int] | None = None
@@ -106,16 +108,16 @@ class BlackBox:
         struct.pack_into("=2Q", self._memory, 8, 0, 0)
 
     def prepare(self, key: int | None) -> None:
-        """Note which request is being prepared; None: none is. Preparing thread. Keys begin at 1."""
+        """Note the request that is being prepared; None: no request. Preparing thread. Keys begin at 1."""
         struct.pack_into("=Q", self._memory, 0, key or 0)
 
     def encode(self, key: int | None) -> None:
-        """Note of which request images are being encoded; None: of none. Encoding thread."""
+        """Note the request with images that are being encoded; None: no request. Encoding thread."""
         struct.pack_into("=Q", self._memory, _ENCODING_AT, key or 0)
 
     @contextmanager
     def asked(self) -> Iterator[None]:
-        """Note that a thread is at a question that is no request's. Any of the worker's threads."""
+        """Note that a thread answers a question. Any of the worker's threads."""
         self._note_questions(1)
         try:
             yield
@@ -162,7 +164,7 @@ class BlackBox:
             return None if self._memory.closed else struct.unpack_from("=Q", self._memory, 0)[0] or None
 
     def read(self) -> LastSeen:
-        """Return what was written last."""
+        """Return the present content."""
         preparing, is_in_pass, count = struct.unpack_from("=3Q", self._memory, 0)
         keys = struct.unpack_from(f"={min(count, _MAX_KEYS)}Q", self._memory, _KEYS_AT)
         num_questions, encoding = struct.unpack_from("=2Q", self._memory, _QUESTIONS_AT)
@@ -240,7 +242,7 @@ class PassAllowance:
 
 
 class TracingExecutor(Executor):
-    """Write into a black box which requests a pass is for, and how long it may take, before it begins. Engine's thread."""
+    """Writes the requests of a pass and the time that it may take into a black box before the pass. Engine's thread."""
 
     def __init__(self, backend: Backend, clock: Clock, box: BlackBox, allowance: PassAllowance) -> None:
         super().__init__(backend, clock)

@@ -1,6 +1,6 @@
 """The open requests of a front with a worker: handed over, their events delivered, blamed for crashes, and finished.
 
-Knows of workers only what is passed in. Supervising thread only, so it needs no locks.
+Supervising thread only, so it needs no locks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PROBATION_TICKS = 2
 
 
 class Blame:
-    """Decides which requests the worker may have now, and which of them is at fault when it dies."""
+    """Decides on the requests that the worker may have now, and on the request at fault when the worker dies."""
 
     def __init__(self) -> None:
         self._suspects: deque[int] = deque()
@@ -82,10 +82,13 @@ class Blame:
     def died(
         self, *, is_crash: bool, seen: Collection[int] | None, started: Collection[int], lost_server: bool = False
     ) -> int | None:
-        """Hold all that the dead worker had, and return the request that is at fault, if one is known.
+        """Hold all requests of the dead worker, and return the request at fault; None if it is not known.
 
-        is_crash: it ended itself. seen: what it was at, None where that is not known. started: requests that ever ran.
-        lost_server: it ended itself for want of an RPC server.
+        Args:
+            is_crash: Whether the worker ended itself.
+            seen: The requests that the worker computed or prepared; None if that is not known.
+            started: The requests that ever ran.
+            lost_server: Whether the worker ended itself because an RPC server was lost.
         """
         handed, on_probation = list(self._handed), self._on_probation
         self._handed.clear()
@@ -156,13 +159,13 @@ class Relay:
 
 
 class OpenRequests(FrontRequests):
-    """What is known of each (the replay log), and which of them a worker may have (the blame)."""
+    """The open requests of a front (the replay log), and the requests that a worker may have now (the blame)."""
 
     def __init__(self, router: OutputRouter, clock: Clock, watch: RequestsWatch) -> None:
         super().__init__(router, clock, watch)
         self.relays: dict[int, Relay] = {}  # put there by callers, before the request is submitted
         self._blame = Blame()
-        self._heeds_readers = True  # until the engine is drained: then no request waits for one
+        self._waits_for_readers = True  # until the engine is drained
         self._overdue_s: dict[int, float] = {}  # cancelled requests: when they end without the worker
         self._look_s = math.inf  # no request that a worker has is overdue before
 
@@ -176,7 +179,7 @@ class OpenRequests(FrontRequests):
         self._watch.queued(request)
 
     def cancel(self, worker: WorkerProcess | None, command: Cancel) -> None:
-        """Cancel a request; one that no worker has ends at the next look at what is due."""
+        """Cancel a request. A request without a worker ends in the next `end_due`."""
         request = self._replay_log.find(command.key)
         if request is not None:
             request.cancelled = True
@@ -185,7 +188,7 @@ class OpenRequests(FrontRequests):
 
     def set_paused(self, worker: WorkerProcess | None, key: int, *, is_paused: bool) -> None:
         """Pause a request, or continue it."""
-        request, is_paused = self._replay_log.find(key), is_paused and self._heeds_readers
+        request, is_paused = self._replay_log.find(key), is_paused and self._waits_for_readers
         if not isinstance(request, Request) or request.is_paused == is_paused:
             return
         request.is_paused = is_paused
@@ -195,7 +198,7 @@ class OpenRequests(FrontRequests):
             self._blame.clear(key)
 
     def set_interval(self, worker: WorkerProcess | None, key: int, interval: int) -> None:
-        """Change how many tokens a chunk of a request needs, here and in every worker that gets the request."""
+        """Change the number of tokens that a chunk of a request needs, here and in every worker that gets the request."""
         request = self._replay_log.find(key)
         if not isinstance(request, Request):
             return
@@ -216,15 +219,15 @@ class OpenRequests(FrontRequests):
         self._look_s = min(self._look_s, self._overdue_s.setdefault(key, self._clock.now() + GRACE_S))
 
     def drain(self, worker: WorkerProcess | None) -> None:
-        """Wait for slow readers no longer."""
-        self._heeds_readers = False
+        """Stop waiting for slow readers."""
+        self._waits_for_readers = False
         for key in self._replay_log:
             self.set_paused(worker, key, is_paused=False)
 
     # ---- a worker
 
     def pass_on(self, worker: WorkerProcess | None, key: int, message: messages.Down) -> None:
-        """Send a message about a request to the worker, if it has it."""
+        """Send a message about a request to the worker, if the worker has the request."""
         if worker is not None and self._blame.is_handed(key):
             worker.send(message)
 
@@ -244,29 +247,29 @@ class OpenRequests(FrontRequests):
                 self._look_s = min(self._look_s, request.deadline_s() + GRACE_S)
 
     def survive(self, death: Death) -> None:
-        """After a worker's death end the request that is at fault, and hold all others for the next worker."""
+        """End the request at fault after a worker's death, and hold all others for the next worker."""
         ended = self._release_ended()
         seen = None if death.seen.in_pass is None else set(death.seen.in_pass)
         for key in (death.seen.preparing, death.seen.encoding):
             if key is not None:
                 seen = (seen or set()) | {key}
         lost = death.lost_server
-        # A question that a worker may have died of is asked once more and then given up: a request would be blamed for it.
+        # If the worker died while it answered a question, no request is blamed: the question is asked once more only.
         is_crash = death.is_crash and not death.seen.is_asked and not (seen and seen <= ended)
         guilty = self._blame.died(
             is_crash=is_crash, seen=seen or None, started=self._replay_log.started(), lost_server=lost is not None
         )
         if guilty is None:
             return
-        what = (
+        fault = (
             "ended the engine's process twice, the second time" if lost is None else "lost RPC servers, the last times"
         )
-        error = EngineDied(f"this request {what} as the only suspect; {death}", death.signal, death.last_words)
+        error = EngineDied(f"this request {fault} as the only suspect; {death}", death.signal, death.last_words)
         error.__cause__ = lost
         self.end(guilty, FinishReason.ERROR, error)
 
     def die_with(self, death: Death) -> None:
-        """After a worker's death end all requests that it had, if nothing is to be replayed."""
+        """End all requests of a dead worker, since nothing is to be replayed."""
         self._release_ended()
 
         def end(key: int) -> None:
@@ -284,11 +287,11 @@ class OpenRequests(FrontRequests):
     # ---- ends
 
     def end_held(self, reason: FinishReason) -> None:
-        """End those that no worker has."""
+        """End the requests that no worker has."""
         end_each(self._blame.held, lambda key: self.end(key, reason))
 
     def end_due(self) -> None:
-        """End those requests that no worker has and that are due; see `due_reason`."""
+        """End the requests that no worker has and that are due; see `due_reason`."""
         for key, reason in self._replay_log.due(self._blame.held, self._clock.now()).items():
             self.end(key, reason)
 

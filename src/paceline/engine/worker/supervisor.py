@@ -3,8 +3,8 @@
     commands of callers ──inbox──> [this thread] ──socket──> worker
     channels, futures  <─router─ [this thread] <─socket──  worker
 
-It alone touches the open requests and the worker, so they need no locks. No thread waits for it, and it waits for none: what
-the socket does not take is kept. Every accepted request ends here, whatever happens to workers.
+Only this thread touches the open requests and the worker, so they need no locks. No thread waits for it, and it waits for no
+other: bytes that the socket does not take are kept. Every accepted request ends here, even if workers die.
 """
 
 from __future__ import annotations
@@ -65,9 +65,11 @@ _MAX_DOUBLINGS = 60  # far beyond any cap, and within the range of a float
 class RestartLimits:
     """Back-off and maximum number of restarts.
 
-    first_wait_s: before the first restart; each further one in a row waits twice as long, at most longest_wait_s.
-    stable_s: a worker that was ready for so long ends the row. max_restarts: restarts in a row; one more crash ends the
-    engine. None: no limit.
+    Attributes:
+        first_wait_s: Seconds before the first restart. Each further restart in a row waits twice as long.
+        longest_wait_s: Longest wait.
+        stable_s: A worker that was ready for this time ends the row.
+        max_restarts: Restarts in a row; the next crash ends the engine. None: no limit.
     """
 
     first_wait_s: float = 0.1
@@ -85,9 +87,9 @@ class Restarts:
         self._num_in_row = 0
 
     def crashed(self, now_s: float, ready_s: float | None) -> float | None:
-        """Count a crash and return when to start the next worker; None if max_restarts is exceeded.
+        """Count a crash and return the time to start the next worker; None if max_restarts is exceeded.
 
-        ready_s: when the worker that died was ready; None: it never was.
+        ready_s: when the dead worker became ready; None if it never was.
         """
         limits = self.limits
         self._num_in_row = self.num_in_row(now_s, ready_s) + 1
@@ -102,16 +104,16 @@ class Restarts:
         self._num_in_row = self.num_in_row(now_s, ready_s)
 
     def num_in_row(self, now_s: float, ready_s: float | None) -> int:
-        """Return the number of crashes without a stable worker between them. ready_s: of the present worker, as above."""
+        """Return the number of crashes without a stable worker between them. ready_s: of the present worker, see `crashed`."""
         is_stable = ready_s is not None and now_s - ready_s >= self.limits.stable_s
         return 0 if is_stable else self._num_in_row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """How deaths, hangs and idle workers are treated: hang_timeout_s and sleep_idle_s, see `EngineConfig`.
+    """How deaths, hangs and idle workers are treated; for hang_timeout_s and sleep_idle_s see `EngineConfig`.
 
-    rpc_wait_s: for which requests wait for a lost RPC server.
+    rpc_wait_s: seconds for which requests wait for a lost RPC server.
     """
 
     on_engine_death: Literal["replay", "fail"] = "replay"
@@ -129,7 +131,7 @@ _MOST_PATIENCE: Final = 64  # times longer that ticks may take after crashes in 
 
 
 class _Silence:
-    """How long a value has stayed the same, in time that the observer saw pass."""
+    """The time for which a value has stayed the same, as its observer saw time pass."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -169,7 +171,7 @@ class HangWatch:
         self._next_s = math.inf
 
     def next_s(self) -> float:
-        """Return when to look again; infinite without a worker."""
+        """Return the time of the next look; infinite without a worker."""
         return self._next_s
 
     @property
@@ -178,14 +180,14 @@ class HangWatch:
         return self._listening.seconds
 
     def allowed_s(self, beat: Beat) -> float:
-        """Return how long the engine's thread may be silent after this heartbeat."""
+        """Return the seconds for which the engine's thread may be silent after this heartbeat."""
         long_s = LONG_WORK * self._limit_s if beat.sign is None else self._limit_s
         return self._patience * max(long_s, beat.allowed_s)
 
     def look(
         self, now_s: float, beat: Beat | None, preparing: int | None, is_excused: Callable[[], bool], *, is_ready: bool
     ) -> str | None:
-        """Return why the worker counts as hung; None if it does not.
+        """Return the reason why the worker counts as hung; None if it does not.
 
         Args:
             now_s: The time.
@@ -213,20 +215,20 @@ class HangWatch:
 
 
 class ServersAway:
-    """How long the RPC servers of an engine have been away. wait_s: for which requests wait for them.
+    """How long the RPC servers of an engine have been away. wait_s: seconds for which requests wait for them.
 
-    Without a server no worker gets ready, so this counts from the first worker that was refused or lost one. To be asked while
-    there is no worker: one that loads has its servers, for as long as that takes.
+    Without its servers no worker becomes ready, so the time counts from the first worker that was refused or lost a server. It
+    matters only while there is no worker: a worker that loads has its servers.
     """
 
     def __init__(self, wait_s: float) -> None:
         self._wait_s = wait_s
         self._since_s: float | None = None
         self._error: RpcServerUnavailable | None = None
-        self.error: RpcServerUnavailable | None = None  # for every request, from the end of the wait until `back`
+        self.error: RpcServerUnavailable | None = None  # of every request, from the end of the wait until `back`
 
     def lost(self, now_s: float, error: RpcServerUnavailable) -> None:
-        """Note that a worker has ended for want of a server."""
+        """Note that a worker has ended because a server is away."""
         self._error = error
         if self._since_s is None:
             self._since_s = now_s
@@ -234,15 +236,15 @@ class ServersAway:
             self.error = error
 
     def back(self) -> None:
-        """Note that a worker is ready, or has ended for another reason: it had its servers, as far as is known."""
+        """Note that a worker is ready, or has ended for another reason, so that its servers count as present."""
         self._since_s = self._error = self.error = None
 
     def next_s(self) -> float:
-        """Return when requests have waited long enough; infinite while none does, or once they have."""
+        """Return the end of the wait; infinite if no server is away, and after the end."""
         return math.inf if self._since_s is None or self.error is not None else self._since_s + self._wait_s
 
     def give_up(self, now_s: float) -> RpcServerUnavailable | None:
-        """Return the error with which requests end now, once."""
+        """Return the error of the requests that end now, once; None before the end of the wait."""
         if now_s < self.next_s():
             return None
         self.error = self._error
@@ -250,16 +252,16 @@ class ServersAway:
 
 
 class Sleep:
-    """Whether the worker is stopped because nothing has needed it. idle_s: for how long; None: it is never stopped."""
+    """Whether the worker is stopped because it was idle. idle_s: seconds until then; None: it is never stopped."""
 
     def __init__(self, idle_s: float | None) -> None:
         self._idle_s = math.inf if idle_s is None else idle_s
-        self._used_s = math.inf  # nothing is idle before it has been used
+        self._used_s = math.inf  # a worker is not idle before its first use
         self._leave_by_s = math.inf
         self.is_asleep = False
 
     def used(self, now_s: float) -> None:
-        """Note that the worker became ready, or that something needs it."""
+        """Note that the worker became ready or is needed."""
         self._used_s = now_s
 
     def is_due(self, now_s: float) -> bool:
@@ -271,7 +273,7 @@ class Sleep:
         return now_s >= self._leave_by_s
 
     def next_s(self) -> float:
-        """Return when `is_due` or `is_late` becomes true, if nothing happens before."""
+        """Return the time at which `is_due` or `is_late` becomes true unless the worker is used before."""
         return self._leave_by_s if self.is_asleep else self._used_s + self._idle_s
 
     def begin(self, now_s: float) -> None:
@@ -354,7 +356,7 @@ class Calls:
                 worker.send(call.message)
 
     def next_due_s(self) -> float:
-        """Return when the first question has waited for too long; infinite without one."""
+        """Return the time at which the first question has waited for too long; infinite without questions."""
         return min([call.due_s for call in list(self._open.values())], default=math.inf)
 
     def end_overdue(self) -> None:
@@ -379,7 +381,7 @@ class Calls:
         return number in self._open
 
     def take(self, reply: Reply) -> None:
-        """Resolve a question by the worker's reply. Raises `EngineError` for a result that is none of this question."""
+        """Resolve a question by the worker's reply. Raises `EngineError` for a result that cannot be read."""
         self._given_up.pop(reply.number, None)
         call = self._open.get(reply.number)
         if call is not None:
@@ -405,7 +407,7 @@ class Calls:
                 call.due_s = self._clock.now() + NEW_WORKER_S
 
     def refuse(self, error: PacelineError) -> None:
-        """Fail the questions that wait for a worker, as there is none and may be none for long.
+        """Fail the questions that wait for a worker, since there may be no worker for long.
 
         An adapter that was to be freed is gone: no later worker loads it (`Supervisor.forget_adapter`).
         """
@@ -416,7 +418,7 @@ class Calls:
             self._resolve(number, None, None if is_done else error)
 
     def end(self) -> None:
-        """Resolve the open questions and, from now on, every new one: there will be no worker any more. Any thread."""
+        """Resolve the open questions and every later question: there will be no worker any more. Any thread."""
         self._is_over = True
         self._end_idle()
         for number in self._results:
@@ -444,8 +446,13 @@ _KILL_S = 5.0  # from a kill until the end of the socket
 class Supervisor(EngineThread):
     """Owns the thread and the worker.
 
-    `ready` is done when the first worker runs, or fails with why it does not. `on_replaced` is called on the supervisor's
-    thread with what each later one says.
+    Attributes:
+        ready: Done when the first worker runs; fails with the reason if it cannot run.
+        on_replaced: Called on this thread with the description of each later worker.
+        loading: The progress of loading; None at its end.
+        relays: Receivers of the events of relayed requests; see `OpenRequests`.
+        totals: The metrics of all workers.
+        calls: The open questions.
     """
 
     _inbox: FrontInbox
@@ -469,13 +476,13 @@ class Supervisor(EngineThread):
         self.totals, self.calls = WorkerTotals(), Calls(inbox.wake, clock)
         self.ready: Future[messages.Ready] = Future()
         self.on_replaced: Callable[[messages.Ready], object] = lambda _: None
-        self.loading: queue.SimpleQueue[float | None] = queue.SimpleQueue()  # None, last: loading is over
+        self.loading: queue.SimpleQueue[float | None] = queue.SimpleQueue()
         self.ready.add_done_callback(lambda _: self.loading.put(None))
         self._worker: WorkerProcess | None = None
         self._sleep, self._away = Sleep(policy.sleep_idle_s), ServersAway(policy.rpc_wait_s)
         self._is_waking = self._is_wake_asked = False
         self._hang_watch = HangWatch(policy.hang_timeout_s)
-        self._is_hung, self._num_hangs = False, 0  # whether the last worker hung, and how many did
+        self._is_hung, self._num_hangs = False, 0  # whether the last worker hung; number of hangs
         self._reap_at: float | None = None  # of a worker that was killed and does not end
         self._pulse = Pulse(clock)
         self._since_s = clock.now()  # the last worker was started, or died
@@ -502,7 +509,7 @@ class Supervisor(EngineThread):
         self._inbox.wake()
 
     def heartbeat(self) -> Heartbeat:
-        """Return the state of this thread and of the worker's engine, or that a worker is being started. Waits for nothing."""
+        """Return the state of this thread and of the worker's engine, or of the start of a worker. Waits for nothing."""
         own, worker, now = self._pulse.sign, self._worker, self._clock.now()
         past = WorkerHistory(
             worker_pid=None if worker is None else worker.pid,
@@ -581,7 +588,7 @@ class Supervisor(EngineThread):
             self._watching.refresh(self._worker)
 
     def _wait_s(self) -> float | None:
-        """Return how long there is nothing to do without a command or a message; None: without limit."""
+        """Return the seconds until the next deadline; None without a deadline."""
         times = [time for time in (self._start_at, self._stop_by, self._reap_at) if time is not None]
         times += [self._hang_watch.next_s(), self.calls.next_due_s()]
         if self._worker is None:  # else it may be loading, with its servers
@@ -622,7 +629,7 @@ class Supervisor(EngineThread):
             self._worker.kill()  # it is loading, and nothing ends that sooner
 
     def _patience_s(self) -> float:
-        """Return how long a worker has to end."""
+        """Return the seconds that a worker has to end."""
         return _SILENT_PATIENCE_S if self._hang_watch.silent_s >= _SILENT_S else _STOP_PATIENCE_S
 
     # ---- messages of the worker
@@ -631,7 +638,7 @@ class Supervisor(EngineThread):
         try:
             received = worker.link.receive()
             for data in received or ():
-                if worker.makes_sense:  # else messages are missing before this one
+                if worker.makes_sense:  # else earlier messages are missing
                     self._handle(worker, messages.decode_up(data))
         except EngineError as error:  # it is replaced, like one that has crashed
             worker.makes_sense = False
@@ -735,13 +742,13 @@ class Supervisor(EngineThread):
     # ---- hangs
 
     def _ticking_since_s(self, worker: WorkerProcess) -> float | None:
-        """Return when the tick began that the worker is in; None if it is in none, or gives no heartbeats."""
+        """Return the beginning of the worker's present tick; None between ticks or without heartbeats."""
         beat = worker.beat() if worker.is_ready and self._hang_watch.silent_s < _SILENT_S else None
         is_ticking = beat is not None and beat.sign is not None and beat.sign.state == "ticking"
         return beat.sign.since_s if beat is not None and beat.sign is not None and is_ticking else None
 
     def _look_for_hang(self, worker: WorkerProcess, now_s: float) -> None:
-        """Kill a worker whose heartbeats have stopped; its end is noticed as any other's."""
+        """Kill a worker without heartbeats. Its end is noticed like the end of any worker."""
         if self._reap_at is not None:
             if now_s >= self._reap_at:
                 self._reap(worker)
@@ -762,7 +769,7 @@ class Supervisor(EngineThread):
     # ---- sleep
 
     def _note_use(self) -> bool:
-        """Return whether something needs a worker, which counts as use of it."""
+        """Return whether a worker is needed, which counts as use of it."""
         is_wanted = self._is_wake_asked or self._inbox.num_open > 0 or self.calls.need_worker
         if is_wanted and not self._sleep.is_asleep:
             self._is_wake_asked = False
@@ -784,7 +791,7 @@ class Supervisor(EngineThread):
             self._sleep.begin(now_s)
             self._restarts.left(now_s, worker.ready_s)
             self._since_s = now_s
-            worker.send(report.call(0, ()))  # with what it did since its last report
+            worker.send(report.call(0, ()))  # with the metrics since its last report
             worker.send(messages.Leave())
 
     # ---- timers
@@ -805,7 +812,7 @@ class Supervisor(EngineThread):
         self.calls.end_overdue()
 
     def _refuse_without_servers(self, now_s: float) -> None:
-        """End what waits for RPC servers that have been away for too long."""
+        """End requests and questions after RPC servers have been away for too long."""
         error = self._away.give_up(now_s)
         if error is not None:
             self._requests.end_all(FinishReason.ERROR, error)
@@ -843,11 +850,11 @@ class Supervisor(EngineThread):
             self._files.read_contents()  # while the worker loads
 
     def _file_paths(self) -> list[Path]:
-        """Return the files that a worker which is started now would load."""
+        """Return the files that the next worker would load."""
         return [*model_files(self._setup), *map(Path, tuple(self._adapters.values()))]
 
     def _changed_model(self) -> ModelChanged | None:
-        """Return the error of a model of which a file was replaced since the first worker loaded it."""
+        """Return the error of a model with a file that was replaced since the first worker loaded it."""
         replaced = self._files.replaced(self._file_paths())
         if not replaced:
             return None
@@ -875,7 +882,7 @@ class Supervisor(EngineThread):
         )
 
     def _start_later(self, reason: PacelineError, ready_s: float | None) -> None:
-        """Back off after a crash, or end the engine. ready_s: when the worker that crashed was ready, if it ever was."""
+        """Back off after a crash, or end the engine. ready_s: when the crashed worker became ready; None if it never was."""
         self._is_waking = False
         if not self.ready.done():
             self._refuse_to_start(reason)

@@ -89,7 +89,7 @@ class FrontModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """A replacement for llama.cpp in tests. model: of the front; backend, backend_options: see `messages.Setup`."""
+    """A replacement for llama.cpp in tests. model: the front's; backend, backend_options: see `messages.Setup`."""
 
     model: FrontModel
     backend: str
@@ -132,7 +132,7 @@ class FrontEngine(EngineClient):
 
 
 class WorkerEngine(FrontEngine):
-    """A front and its worker. Options as `LLM` takes them; what cannot go to another process raises `InvalidParams`."""
+    """A front and its worker. Options as of `LLM`. Raises `InvalidParams` for objects that cannot go to another process."""
 
     def __init__(self, model: Model | ModelPath | None, options: Mapping[str, Any], trial: Trial | None = None) -> None:
         arguments = engine_arguments(options)
@@ -152,7 +152,7 @@ class WorkerEngine(FrontEngine):
             sleep_idle_s=config.sleep_idle_s,
             rpc_wait_s=min(config.rpc_timeout_s, _MAX_RPC_WAIT_S),
         )
-        self.metrics = Metrics(config.num_slots, has_ticks=False)  # the worker counts those
+        self.metrics = Metrics(config.num_slots, has_ticks=False)  # the worker counts ticks
         self._inbox = FrontInbox(config.num_slots + config.max_queue, config.max_queue_tokens)
         self._router = OutputRouter(self._inbox)
         watch = self._watch(start_s)
@@ -172,7 +172,7 @@ class WorkerEngine(FrontEngine):
         self._supervisor.on_replaced = partial(_replaced, weakref.ref(self))
 
     def _take_limits(self, ready: messages.Ready) -> None:
-        """Take the numbers of a worker, whose fit to memory may have come out unlike that of the one before."""
+        """Take the limits of a worker. Its fit to memory may differ from the fit of the worker before."""
         self._facts = ready.facts
         self.limits = Limits(**ready.limits)
         self.config = config = fitted_config(self.config, self.limits)
@@ -180,19 +180,19 @@ class WorkerEngine(FrontEngine):
         self.metrics.set_num_slots(config.num_slots)
 
     def take_replacement(self, ready: messages.Ready) -> None:
-        """Take over what a later worker says of itself. On the supervisor's thread."""
+        """Take the description of a later worker. On the supervisor's thread."""
         self._take_limits(ready)
         self._text_requests = replace(self._text_requests, limits=self.limits)
 
     def _watch(self, trace_start_s: float) -> RequestsWatch:
-        """Metrics, and the trace that the options ask for. Raises `InvalidParams` where its file cannot be opened."""
+        """Return the metrics and the trace that the options ask for. Raises `InvalidParams` if its file cannot be opened."""
         recorder = open_trace(self.config, trace_start_s)
         trace = None if recorder is None else FrontTrace(recorder)
         instruments = Instruments(() if trace is None else (trace,), own=self.metrics)
         return RequestsWatch(instruments, self._clock, trace)
 
     def _loaded(self, options: Mapping[str, Any]) -> messages.Ready:
-        """Wait for the worker; progress is called here, on the caller's thread. Raises `Aborted` if it is cancelled."""
+        """Wait for the worker. progress is called on the caller's thread. Raises `Aborted` after a cancel."""
         progress, cancel = options.get("progress"), options.get("cancel")
         while (fraction := self._next_progress(cancel)) is not None:
             if progress is not None and progress(fraction) is False:
@@ -200,7 +200,7 @@ class WorkerEngine(FrontEngine):
         return self._supervisor.ready.result()
 
     def _next_progress(self, cancel: Any) -> float | None:
-        """Return the next progress of loading; a worker that reports none can be cancelled as well."""
+        """Return the next progress of loading. A worker that reports no progress can be cancelled as well."""
         while cancel is None or not cancel.is_set():
             with suppress(queue.Empty):
                 return self._supervisor.loading.get(timeout=None if cancel is None else _POLL_S)
@@ -209,7 +209,7 @@ class WorkerEngine(FrontEngine):
     # ---- requests of another front
 
     def relay(self, message: messages.EngineRequest, take: TakeEvent) -> int:
-        """Run a request that another front holds, on from what was generated of it, and return its key here.
+        """Run a request that another front holds, after the tokens that were generated of it, and return its key here.
 
         take: called on the supervising thread with each event, under this key; `Released` is the last one. Times in message and
         events are those of this engine's clock. Its adapters are found by name. The bounds of the queue are the other front's.
@@ -234,12 +234,12 @@ class WorkerEngine(FrontEngine):
         return key
 
     def command(self, command: RequestCommand) -> None:
-        """Pass a command on to a relayed request; one that has ended is not there any more, and nothing happens."""
+        """Pass a command on to a relayed request; do nothing if the request has ended."""
         self._inbox.put(command)
 
     def describe(self) -> messages.Ready:
-        """Return what the worker said of itself, with the adapters of the moment: what another front needs to know."""
-        adapters = [one.name for one in self.loras()]
+        """Return the worker's description of itself with the present adapters, as another front needs it."""
+        adapters = [adapter.name for adapter in self.loras()]
         return messages.Ready(messages.PROTOCOL, asdict(self.limits), self._facts, adapters)
 
     def close(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
@@ -294,20 +294,19 @@ def _close_front(front: FrontModel, ended: Future[EngineStopped | None]) -> None
 
 
 def _replaced(engine: weakref.ref[WorkerEngine], ready: messages.Ready) -> None:
-    """Call the engine without keeping it alive: losing it ends the supervisor."""
-    found = engine()
-    if found is not None:
-        found.take_replacement(ready)
+    """Call the engine without keeping it alive, since losing it ends the supervisor."""
+    if (alive := engine()) is not None:
+        alive.take_replacement(ready)
 
 
 def no_samplers(front: FrontModel, params: SamplingParams, _ids: list[int]) -> tuple[object, ...]:
-    """Return none, as the worker makes them; raise what is wrong with the params."""
+    """Return no samplers, since the worker makes them. Raises the errors of the params."""
     if params.constraint is not None and not isinstance(params.constraint, str):
         raise Unsupported(
             'constraint: an object does not go to the worker of isolation="process"; give a function that makes it by name, '
             "as 'module:attr'"
         )
-    if not all(isinstance(one, str) for one in params.logits_processors):
+    if not all(isinstance(processor, str) for processor in params.logits_processors):
         raise Unsupported(
             'logits_processors: a function does not go to the worker of isolation="process"; give it by name, as '
             "'module:attr'"

@@ -47,7 +47,7 @@ _OF_THE_FRONT = frozenset(
 
 
 def worker_setup(model: Any, options: Mapping[str, Any], trace_start_s: float | None = None) -> messages.Setup:
-    """Return the first message to a worker. Raises `InvalidParams` for what cannot go to another process, with the way out."""
+    """Return the first message to a worker. Raises `InvalidParams` for an object that cannot go to another process."""
     options = validation.given(options)
     strategy = options.get("strategy", "")
     if not isinstance(strategy, (str, Mapping)):
@@ -108,9 +108,9 @@ def _paths(model: Any) -> list[str]:
 def _names(instruments: Any) -> list[str]:
     if isinstance(instruments, str):
         raise InvalidParams(f"instruments must be a list of names, not the text {instruments!r}")
-    for one in instruments:
-        if not isinstance(one, str) or ":" not in one:
-            raise _no_object("instruments", one)
+    for instrument in instruments:
+        if not isinstance(instrument, str) or ":" not in instrument:
+            raise _no_object("instruments", instrument)
     return list(instruments)
 
 
@@ -121,10 +121,10 @@ def _is_object(speculation: object) -> bool:
 
 
 def _pickled(drafter: object) -> bytes:
-    """Return the bytes of a drafter, or of several. Raises `InvalidParams` for one without, or that the worker would not find."""
+    """Return the bytes of one or several drafters. Raises `InvalidParams` if one cannot be pickled or found by the worker."""
     if isinstance(drafter, (list, tuple)):
-        for one in drafter:
-            _pickled(one)
+        for member in drafter:
+            _pickled(member)
     name = type(drafter).__name__
     if type(drafter).__module__ == "__main__":
         raise InvalidParams(
@@ -173,9 +173,10 @@ _READABLE, _WRITABLE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _PATIENCE_S = 5.0  # from the end of the socket to the end of the process, core dumps included
 MAX_BYTES = 8192
 _MAX_LINES = 20
-# What faulthandler adds after the stack; the cause stands before it.
+# Lines that faulthandler adds after the stack; the cause comes before them.
 _NOISE = re.compile(r"(?m)^(Extension modules: .*|\n)")
-# By which a process ends itself. Others come from outside (the kernel's out-of-memory killer, an operator) and blame no request.
+# Signals by which a process ends itself. Other signals come from outside (the out-of-memory killer, an operator): no request is to
+# blame for them.
 FATAL_SIGNALS = frozenset(
     (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS)
 )
@@ -185,7 +186,7 @@ _children: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """Why a worker was killed. is_outside: another process had stopped it, so that no request is to blame."""
+    """The reason for which a worker was killed. is_outside: another process had stopped it, so no request is to blame."""
 
     reason: str
     is_outside: bool
@@ -193,7 +194,7 @@ class Hang:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """How a worker ended. code: its exit status; negative: the signal that ended it. hang: the reason for which it was killed."""
+    """The end of a worker. code: its exit status, or the negated signal that ended it. hang: the reason for which it was killed."""
 
     code: int
     seen: LastSeen
@@ -219,7 +220,7 @@ class Death:
 
     @property
     def lost_server(self) -> RpcServerUnavailable | None:
-        """The RPC server whose loss ended the process, as its last words have it (native/rpc_sockets.cpp)."""
+        """The error of a lost RPC server that ended the process, from its last words (native/rpc_sockets.cpp)."""
         found = _LOST_SERVER.search(self.last_words) if self.is_crash else None
         return None if found is None else RpcServerUnavailable(found[0])
 
@@ -231,7 +232,7 @@ class Death:
 
 
 class LastWords:
-    """The end of what a worker writes to stderr, for the error of its death. Reads a pipe and never waits."""
+    """The last bytes that a worker writes to stderr, for the error of its death. Reads a pipe and never waits."""
 
     def __init__(self, pipe: int) -> None:
         os.set_blocking(pipe, False)
@@ -243,7 +244,7 @@ class LastWords:
         return self._pipe
 
     def read(self) -> bool:
-        """Read what is there and return whether more may come."""
+        """Read the bytes in the pipe and return whether more may come."""
         while self._pipe >= 0:
             try:
                 data = os.read(self._pipe, MAX_BYTES)
@@ -271,10 +272,10 @@ class WorkerProcess:
     """Starts a worker, or takes a spare one, and sends it its setup."""
 
     def __init__(self, setup: messages.Setup) -> None:
-        """Take or start the process. Raises `OSError` where none can be started."""
+        """Take or start the process. Raises `OSError` if no process can be started."""
         launched = SPARE_WORKERS.take(setup.path)
         self._process = launched.process
-        self.makes_sense = True  # all that it has sent was a message
+        self.makes_sense = True  # no bytes have come that are no message
         self.ready_s: float | None = None  # when its engine ran
         self._hang: Hang | None = None
         self._page_reads = 0
@@ -308,7 +309,7 @@ class WorkerProcess:
         return self.box.read_beat()
 
     def reap(self, patience_s: float = _PATIENCE_S) -> Death:
-        """Wait for the end of the process, kill it if that takes longer, and free what it had."""
+        """Wait for the end of the process, kill it if that takes longer, and free its resources."""
         try:
             code = self._process.wait(patience_s)
         except subprocess.TimeoutExpired:
@@ -330,7 +331,7 @@ class WorkerProcess:
     def kill_hung(self, reason: str, *, is_silent: bool) -> None:
         """End the process because it hangs. is_silent: whether all of its threads are silent.
 
-        Where the system does not report that a process was stopped, silence is taken for that.
+        If the system does not report that a process was stopped, silence counts as that.
         """
         state = _read_stat(self.pid)[0]
         self._hang = Hang(reason, is_outside=state == "T" if state else is_silent)
@@ -349,7 +350,7 @@ class WorkerProcess:
         self.box.close()
 
     def forget(self) -> None:
-        """Close what a forked child of the front has inherited, so that the worker sees its own front's end."""
+        """Close the descriptors that a forked child of the front has inherited, so that the worker sees its own front's end."""
         self._process.returncode = 0
         self.box.forget()
         with contextlib.suppress(OSError):
@@ -383,7 +384,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class Watching:
-    """What the supervising thread waits for: the inbox, and the socket and stderr of a worker. A context manager."""
+    """The descriptors that the supervising thread waits for: inbox, socket and stderr of a worker. A context manager."""
 
     def __init__(self, inbox: FrontInbox) -> None:
         self._selector = selectors.DefaultSelector()
@@ -398,7 +399,7 @@ class Watching:
         self._selector.close()
 
     def wait(self, timeout_s: float | None) -> list[object]:
-        """Return what is ready within timeout_s; None: wait without a limit."""
+        """Return the objects that are ready within timeout_s; None: wait without a limit."""
         return [key.fileobj for key, _ in self._selector.select(timeout_s)]
 
     def add(self, worker: WorkerProcess) -> None:
@@ -412,7 +413,7 @@ class Watching:
         self._forget(worker.last_words)
 
     def refresh(self, worker: WorkerProcess) -> None:
-        """Wait for room in the socket if something is kept for it, and no longer for a closed stderr."""
+        """Wait for room in the socket if bytes are kept for it, and stop waiting for a closed stderr."""
         self._selector.modify(worker.link, _READABLE | (_WRITABLE if worker.link.is_backed_up else 0))
         if worker.last_words.fileno() < 0:
             self._forget(worker.last_words)

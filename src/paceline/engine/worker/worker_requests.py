@@ -1,7 +1,7 @@
 """Requests in a worker: prepared from messages, and their events of each tick sent to the front in one write.
 
-Preparing has threads of its own, since it takes time: neither the engine's thread nor the listening one waits for it, and
-requests for text wait for no images or audio. The sink is the engine's thread's, unless noted otherwise.
+Preparing has threads of its own, since it takes time: the engine's thread and the listening thread do not wait for it, and
+requests for text do not wait for images or audio. The engine's thread calls the sink, unless noted otherwise.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ _ANY = 2**31
 
 
 class _SentState:
-    """What the front has received of a request."""
+    """The part of a request that the front has received."""
 
     __slots__ = ("num_sent", "progress", "request")
 
     def __init__(self, request: Request | EmbeddingRequest) -> None:
         self.request = request
         self.progress = Progress()
-        self.num_sent = [one.num_tokens for one in request.sequences] if isinstance(request, Request) else []
+        self.num_sent = [sequence.num_tokens for sequence in request.sequences] if isinstance(request, Request) else []
 
 
 class SocketSink:
@@ -138,7 +138,7 @@ class SocketSink:
             self._reported_s = time.monotonic()
 
     def _reply(self, event: Answered) -> dict[int, bytes]:
-        """Resolve a future, or return the reply to the front by its key; it has no result if that cannot be encoded."""
+        """Resolve a future, or return the reply to the front by its key, without a result that cannot be encoded."""
         call = self._calls.get(event.key)
         if call is None:  # asked by this process, or `end_all` has replied
             self._results.resolve(event.key, event.result)
@@ -151,7 +151,7 @@ class SocketSink:
             return {event.key: messages.encode(Reply(number))}
 
     def _complete(self, event: RequestEvent) -> bool:
-        """Add what the front needs of the request to an event; return whether the event is to be sent."""
+        """Add the fields that the front needs to an event; return whether the event is to be sent."""
         if isinstance(event, Embedded):
             vectors = [] if event.error is not None else event.vectors
             event.vectors = [np.asarray(vector, dtype=np.float32).tobytes() for vector in vectors]
@@ -189,7 +189,7 @@ class SocketSink:
             _forget_frames(chunk.error)
 
     def end_all(self, error: PacelineError) -> None:
-        """Report what is still open as failed. Raise what kept a request from that, after all others."""
+        """Report all open requests as failed. An exception of a request is raised after the others."""
 
         def end(key: int) -> None:
             if key in self._sent:
@@ -207,12 +207,12 @@ class SocketSink:
             end_each([*self._sent, *self._results, *self._calls], end)
 
     def close(self) -> None:
-        """End what is still open, as the thread has ended."""
+        """End the open requests, since the thread has ended."""
         self.end_all(EngineStopped("the engine was shut down; make a new one"))
 
 
 def _forget_frames(error: BaseException | None) -> None:
-    """Drop the tracebacks of an error that is only sent: the frames keep the rows of the pass, and these the request."""
+    """Drop the tracebacks of an error that is sent: their frames keep the rows of the pass, and these keep the request."""
     while error is not None:
         error.__traceback__ = None
         error = error.__cause__ or error.__context__
@@ -227,7 +227,7 @@ Work = TypeVar("Work")
 
 
 class WorkQueue(Generic[Work]):
-    """Work for one thread, which other threads add. Tenants take turns, as a grammar may take a second to compile."""
+    """Work for a thread, added by other threads. Tenants take turns, since a grammar may take a second to compile."""
 
     def __init__(self) -> None:
         self._added: queue.SimpleQueue[tuple[str, Work]] = queue.SimpleQueue()
@@ -238,7 +238,7 @@ class WorkQueue(Generic[Work]):
         self._added.put((tenant, work))
 
     def get(self, timeout_s: float | None = None) -> Work:
-        """Return the next work, and wait for it. Raises `queue.Empty` after timeout_s. One thread."""
+        """Wait for the next work, and return it. Raises `queue.Empty` after timeout_s. Called by the same thread always."""
         if not self._waiting:
             self._sort(self._added.get(timeout=timeout_s))
         while not self._added.empty():
@@ -267,7 +267,7 @@ class RequestPreparer:
         lost_adapters: Mapping[str, PacelineError] = MappingProxyType({}),
         encoder: MediaEncoder | None = None,
     ) -> None:
-        """lost_adapters: why adapters of an earlier worker are not there. encoder: of media, if there is a projector."""
+        """lost_adapters: errors of an earlier worker's adapters that are missing. encoder: of media, if there is a projector."""
         self._inbox, self._sink, self._backend, self._box = inbox, sink, backend, box
         self._vocabulary = dataclasses.replace(backend.vocabulary, names_tokens=False)  # the front adds the texts
         self._lost_adapters, self._encoder = lost_adapters, encoder
@@ -282,7 +282,7 @@ class RequestPreparer:
             self._pending[key] = []
 
     def pass_on(self, command: RequestCommand) -> None:
-        """Pass a command on, after the request itself. Listening thread."""
+        """Pass a command on after its request. Listening thread."""
         with self._lock:
             early = self._pending.get(command.key)
             if early is not None:
@@ -291,14 +291,14 @@ class RequestPreparer:
         self._inbox.put(command)
 
     def encode(self, message: messages.EngineRequest, is_given_up: Callable[[], bool]) -> None:
-        """As `prepare`, for a request with images or audio, which are encoded first. Encoding thread."""
+        """Prepare a request after its images or audio were encoded. Encoding thread."""
         self._prepare(message, self._box.encode, is_given_up)
 
     def reserve(self, message: messages.EngineRequest) -> bool:
-        """Make what an embedding request with images or audio needs, before they are encoded. Preparing thread.
+        """Make the context of an embedding request with images or audio before they are encoded. Preparing thread.
 
-        Threads of a context have the priority of the one that makes it, and that of encoding is low. Returns False where it
-        cannot be made, and the front knows.
+        Threads of a context have the priority of the thread that makes it, and the encoding thread has a low priority. Returns
+        False if the context cannot be made, which is reported to the front.
         """
         self._box.prepare(message.key)
         try:
@@ -312,7 +312,7 @@ class RequestPreparer:
         return True
 
     def _fail(self, key: int, error: Exception) -> None:
-        """Report to the front what is wrong with a request, and hold nothing for it."""
+        """Report the error of a request to the front, and hold no embeddings for it."""
         self._sink.fail(key, as_paceline_error(error))
         self._inbox.on_left(key)
 
@@ -323,9 +323,9 @@ class RequestPreparer:
                 self._inbox.put(command)
 
     def prepare(self, message: messages.EngineRequest) -> None:
-        """Prepare a request, or report to the front what is wrong with it. Preparing thread.
+        """Prepare a request, or report its error to the front. Preparing thread.
 
-        A request with images or audio has ended before they were encoded: the scheduler is to say so.
+        A request with images or audio has ended before they were encoded, and the scheduler reports its end.
         """
         self._prepare(message, self._box.prepare, _yes)
 
@@ -370,7 +370,7 @@ class RequestPreparer:
         message: messages.EngineRequest,
         is_given_up: Callable[[], bool],
     ) -> None:
-        """Have the attachments encoded, as long as the request is wanted. Raises what is wrong with them."""
+        """Have the attachments encoded while the request is open. Raises the errors of the attachments."""
         if self._encoder is None:
             raise Unsupported("the worker has no projector for the images or audio of this request")
         key, namespace = request.key, (request.options.tenant, request.options.cache_salt)
@@ -392,7 +392,7 @@ class RequestPreparer:
     def is_cancelled(self, key: int) -> bool:
         """Return whether a request that is not ready was cancelled. Any thread."""
         with self._lock:
-            return any(isinstance(one, Cancel) for one in self._pending.get(key, ()))
+            return any(isinstance(command, Cancel) for command in self._pending.get(key, ()))
 
     def _texts(self, message: messages.EngineRequest) -> EmbeddingRequest:
         request = message.for_embedding(RequestOptions(**message.options))

@@ -1,8 +1,8 @@
-"""Metrics, traces and instruments of an engine with workers: what the front sees itself, and what workers report.
+"""Metrics, traces and instruments of an engine with workers: from the front itself, and from the reports of workers.
 
-The front sees each request once, however often it is replayed, so it counts requests and writes the trace file. A worker sees
-ticks, tokens, slots and memory: it sends its metrics, and its trace events as lines after each tick. When it dies, its last
-metrics are added up, and what it did since is lost.
+The front sees each request once, even if it is replayed, so it counts requests and writes the trace file. A worker sees ticks,
+tokens, slots and memory. It sends its metrics, and its trace events as lines after each tick. When it dies, its last metrics are
+added up, and later counts are lost.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class RequestsWatch:
         self._instrument.request_queued(RequestRecord.of(request))
 
     def paused(self, key: int, is_paused: bool) -> None:
-        """Report that the reader of a request is too slow, or has caught up."""
+        """Report that the reader of a request is too slow or has caught up."""
         self._instrument.paused(key, is_paused, self._clock.now())
 
     def restarted(self) -> None:
@@ -88,7 +88,7 @@ class RequestsWatch:
         self._instrument.engine_restarted(self._clock.now())
 
     def traced(self, lines: Iterable[str]) -> None:
-        """Write what a worker sent for the trace."""
+        """Write a worker's lines of the trace."""
         if self._trace is not None:
             self._trace.write_lines(lines, self._clock.now())
 
@@ -118,16 +118,15 @@ class RequestsWatch:
 
 
 def worst_reason(request: Request) -> FinishReason:
-    """Return why a request ended, for instruments: of its choices' reasons the one of the highest rank."""
-    return min((one.reason for one in request.sequences if one.reason is not None), key=lambda reason: reason.rank)
+    """Return the reason of a request's end for instruments: the first in rank among the reasons of its choices."""
+    reasons = [sequence.reason for sequence in request.sequences if sequence.reason is not None]
+    return min(reasons, key=lambda reason: reason.rank)
 
 
 def usage_of(request: Request, now_s: float) -> Usage:
-    """Return what a request took so far, by what the front knows of it."""
-    return replace(
-        request.usage(now_s),
-        completion_tokens=sum(one.num_tokens - one.num_prompt_tokens for one in request.sequences),
-    )
+    """Return the usage of a request so far, as the front knows it."""
+    num_generated = sum(sequence.num_tokens - sequence.num_prompt_tokens for sequence in request.sequences)
+    return replace(request.usage(now_s), completion_tokens=num_generated)
 
 
 def _reason(error: PacelineError | None) -> FinishReason:
@@ -141,19 +140,19 @@ class FrontTrace(EventInstrument):
         self._recorder = recorder
 
     def take(self, event: TraceEvent) -> None:
-        """Write it, if the front knows it better than a worker."""
+        """Write an event that the front knows better than a worker."""
         if isinstance(event, _FRONT_EVENTS):
             self._recorder.take(event)
 
     def write_lines(self, lines: Iterable[str], now_s: float) -> None:
-        """Write what a worker sent; an error ends the trace and nothing else."""
+        """Write a worker's lines. An error ends the trace and nothing else."""
         try:
             self._recorder.write_lines(lines, now_s)
         except OSError as error:
             _log.error("the trace ends, as it cannot be written: %s", error.strerror or error)
 
     def close(self) -> None:
-        """Write what is left; idempotent."""
+        """Write the remaining lines; idempotent."""
         close_trace(self._recorder)
 
 
@@ -171,7 +170,7 @@ class WorkerTrace(EventInstrument):
             self._lines = []
 
     def take(self, event: TraceEvent) -> None:
-        """Keep its line, unless the front writes it."""
+        """Keep the line of an event, unless the front writes the event."""
         if not isinstance(event, _FRONT_EVENTS):
             self._lines.append(to_line(event, self._zero_s))
 
