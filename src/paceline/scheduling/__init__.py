@@ -1,1 +1,1 @@
-"""What goes into the next tick: pure, without threads, clocks or llama.cpp."""
+"""The content of the next tick: pure, without threads, clocks or llama.cpp."""

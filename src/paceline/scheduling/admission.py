@@ -289,7 +289,7 @@ class RequestFinisher:
         return events
 
     def finish(self, sequence: Sequence, now_s: float) -> list[Event]:
-        """Return the last chunk of a sequence whose reason is latched, and release its slot and cells."""
+        """Return the last chunk of a sequence with a latched reason, and release its slot and cells."""
         if sequence.output.finish():
             sequence.end(FinishReason.STOP)
         assert sequence.reason is not None  # noqa: S101 - latched by the caller

@@ -86,7 +86,7 @@ class EmbeddingQueue:
 class EmbeddingScheduler:
     """The embedding requests of an engine, and when they get a tick.
 
-    Embedding and generation share time: while both have work, the next tick goes to the one that had less time. requests: open
+    Embedding and generation share time: while both have work, the next tick goes to the kind that had less time. requests: open
     requests; read-only.
     """
 

@@ -86,7 +86,7 @@ class _Event(msgspec.Struct, array_like=True):
 
 
 class Started(_Event, tag="s"):
-    """The request left the queue: one of its sequences got a slot, or its first text a place in a pass.
+    """The request left the queue: a sequence of it got a slot, or its first text a place in a pass.
 
     Attributes:
         progress: Of the request; set for another process.
@@ -98,15 +98,14 @@ class Started(_Event, tag="s"):
 class Delta(_Event, tag="d"):
     """A choice drew tokens.
 
-    A worker sets the fields from `drawn` on. They are what its front needs to end the request or to continue it elsewhere.
+    A worker sets the fields from `drawn` on. Its front needs them to end the request or to continue it elsewhere.
 
     Attributes:
         chunk: For the reader; None if the tokens may belong to a stop, or are fewer than the interval.
         is_last: Whether the request has ended; nothing but `Released` follows.
         choice: Of the request.
-        drawn: All tokens drawn since the last event, also held back tokens and those of a stop.
-        unsent_logprobs: If log-probabilities are wanted: with a chunk those of the tokens held back after it, without a chunk
-            those of `drawn`.
+        drawn: All tokens drawn since the last event, with held back tokens and the tokens of a stop.
+        unsent_logprobs: If log-probabilities are wanted: of the tokens held back after the chunk; of `drawn` without a chunk.
         sampler_state: See `GenerationState`.
         progress: Of the request, if it has changed since the last event.
     """
@@ -378,7 +377,7 @@ class TickRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_decode(self) -> int:
-        """Generated tokens that were computed: one for each row that decoded, and those computed again."""
+        """Generated tokens that were computed, with tokens that were computed again."""
         return sum(row.num_decode for row in self.rows)
 
     @property

@@ -493,7 +493,7 @@ class Scheduler:
         return min([self._finisher.next_deadline_s(), self._embedding.next_deadline_s()])
 
     def check(self) -> None:
-        """Assert what must hold between ticks."""
+        """Assert the invariants between ticks."""
         self._slots.check()
         self.kv_cache.check()
         running, waiting = self._slots.running, self._queue.sequences

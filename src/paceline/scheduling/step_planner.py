@@ -111,7 +111,7 @@ class StepPlanner:
         return limit if up_to_checkpoint is None else min(limit, up_to_checkpoint), num_scored
 
     def _choose_kind(self, candidates: list[Sequence]) -> list[Sequence]:
-        """Return the candidates that are next: those at tokens, or those at media of the kind that has waited longest."""
+        """Return the next candidates: sequences at tokens, or sequences at media of the kind that has waited longest."""
         at_tokens = [sequence for sequence in candidates if sequence not in self._at_media]
         self._was_media = not (at_tokens and self._was_media)
         if not self._was_media:

@@ -1,4 +1,4 @@
-"""Batch strategies: what a strategy reads and returns, the shipped ones, and strategies by name.
+"""Batch strategies: the views and allocations of a strategy, the shipped strategies, and strategies by name.
 
 Shipped are `paced`, the default: as much prefill beside decoding as the inter-token latency target allows; `decode_maximal`:
 decode first, prompts share the rest of the budget; `prefill_priority`: prompts first, for throughput of many prompts; and

@@ -136,7 +136,7 @@ class Telemetry:
             self.log.add_mark("preempted", sequence, slot, now_s)
 
     def ended(self, sequence: Sequence, slot: int | None, now_s: float) -> None:
-        """Report the end of a sequence, whose reason is latched. slot: None if it waited."""
+        """Report the end of a sequence. Its reason is latched. slot: None if it waited."""
         if slot is not None:
             self.sink.slot_freed(sequence.request.key, sequence.choice, slot, now_s)
         if self.log.is_on:

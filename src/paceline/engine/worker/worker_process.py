@@ -175,8 +175,7 @@ MAX_BYTES = 8192
 _MAX_LINES = 20
 # Lines that faulthandler adds after the stack; the cause comes before them.
 _NOISE = re.compile(r"(?m)^(Extension modules: .*|\n)")
-# Signals by which a process ends itself. Other signals come from outside (the out-of-memory killer, an operator): no request is to
-# blame for them.
+# Signals by which a process ends itself. Others come from outside (the out-of-memory killer, an operator) and blame no request.
 FATAL_SIGNALS = frozenset(
     (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS)
 )
@@ -194,7 +193,7 @@ class Hang:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """The end of a worker. code: its exit status, or the negated signal that ended it. hang: the reason for which it was killed."""
+    """The end of a worker. code: its exit status, or the negated signal that ended it. hang: the reason for a kill."""
 
     code: int
     seen: LastSeen

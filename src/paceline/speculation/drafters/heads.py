@@ -62,7 +62,6 @@ class HeadsDrafter:
         )
 
     def propose(self, key: int, max_tokens: int) -> Sequence[int]:
-        """Return drafts of one sequence."""
         return self.propose_all([(key, max_tokens)])[0]
 
     def propose_all(self, wanted: Sequence[tuple[int, int]]) -> Sequence[Sequence[int]]:
@@ -83,7 +82,6 @@ class HeadsDrafter:
             return [[] for _ in wishes]
 
     def observe(self, key: int, token_ids: Sequence[int]) -> None:
-        """Note the newest token."""
         placed = self._placed[key]
         placed.num_tokens += len(token_ids)
         placed.newest = token_ids[-1]
@@ -92,7 +90,6 @@ class HeadsDrafter:
         """Do nothing: the backend cuts the memory of the heads with the memory of the model."""
 
     def end(self, key: int) -> None:
-        """Forget a sequence."""
         self._placed.pop(key, None)
 
 

@@ -1,4 +1,4 @@
-"""Drafts with a second, smaller model, which says what the large one will say. Pure; the model is behind `DraftBackend`.
+"""Drafts with a second, smaller model, which proposes the tokens of the large model. Pure; the model is behind `DraftBackend`.
 
 Its sequences are ordinary ones of a KV cache of their own, and lag behind: `begin` and `observe` only note tokens, and missing
 tokens are computed when drafts are asked for, a part at a time. So a sequence that was without drafts for a while, was preempted,
@@ -177,7 +177,6 @@ class ModelDrafter:
     # ---- sequences
 
     def begin(self, key: int, token_ids: Sequence[int]) -> None:
-        """See `Drafter`."""
         self.begin_shared(key, token_ids, ())
 
     def begin_shared(self, key: int, token_ids: Sequence[int], namespace: Hashable | None) -> None:
@@ -187,7 +186,6 @@ class ModelDrafter:
         self._sequences[key] = DraftSequence(key, token_ids, own, writes_cache=writes_cache, is_possible=is_possible)
 
     def observe(self, key: int, token_ids: Sequence[int]) -> None:
-        """See `Drafter`."""
         sequence = self._sequences[key]
         num_before = sequence.num_known
         num_right = sequence.learn(token_ids)
@@ -196,7 +194,6 @@ class ModelDrafter:
             self._cache.discard(sequence)  # computed and not rejected, but wrong: others may have seen it
 
     def rollback(self, key: int, num_tokens: int) -> None:
-        """See `Drafter`."""
         sequence = self._sequences[key]
         sequence.reject(num_tokens)
         if sequence.is_running and sequence.num_computed_tokens > sequence.num_tokens:
@@ -240,7 +237,6 @@ class ModelDrafter:
     # ---- drafts
 
     def propose(self, key: int, max_tokens: int) -> list[int]:
-        """See `Drafter`."""
         return self.propose_all([(key, max_tokens)])[0]
 
     def propose_all(self, wanted: Sequence[tuple[int, int]]) -> list[list[int]]:
@@ -396,7 +392,7 @@ class ModelDrafter:
         self._cache.clear()
 
     def check(self) -> None:
-        """Assert what must hold between ticks."""
+        """Assert the invariants between ticks."""
         self._cache.check()
         for sequence in self._sequences.values():
             assert sequence.num_computed_tokens <= sequence.num_tokens  # noqa: S101 - our own invariant

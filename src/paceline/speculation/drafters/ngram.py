@@ -25,36 +25,27 @@ class NgramDrafter:
         self._size_n = validation.integer("size_n", size_n, 1, _MOST)
         self._size_m = validation.integer("size_m", size_m, 1, _MOST)
         self._min_hits = validation.integer("min_hits", min_hits, 1)
-        self._histories: dict[int, History] = {}
+        self._histories: dict[int, _History] = {}
 
     def begin(self, key: int, token_ids: Sequence[int]) -> None:
-        """See `Drafter`."""
-        self._histories[key] = History(token_ids, self._size_n)
+        self._histories[key] = _History(token_ids, self._size_n)
 
     def propose(self, key: int, max_tokens: int) -> list[int]:
-        """See `Drafter`."""
-        history = self._histories[key]
-        history.index()
-        found = history.find(self._min_hits)
-        if found is None:
-            return []
-        tokens = history.going_on(found, min(max_tokens, self._size_m))
+        tokens = self._histories[key].following(self._min_hits, min(max_tokens, self._size_m))
         end = next((index for index, token in enumerate(tokens) if token < 0), None)  # cells of an image
         return tokens[:end]
 
     def observe(self, key: int, token_ids: Sequence[int]) -> None:
-        """See `Drafter`."""
         self._histories[key].tokens.extend(token_ids)
 
     def rollback(self, key: int, num_tokens: int) -> None:
-        """See `Drafter`; proposals leave nothing behind."""
+        """Do nothing: proposals leave nothing behind."""
 
     def end(self, key: int) -> None:
-        """See `Drafter`."""
         del self._histories[key]
 
 
-class History:
+class _History:
     """The tokens of a sequence, and the last place of each of its n-grams."""
 
     __slots__ = ("_ends", "_hits", "_next", "_size", "tokens")
@@ -65,28 +56,23 @@ class History:
         self._ends: dict[int, int] = {}  # by hash
         self._hits: dict[int, int] = {}
 
-    def index(self) -> None:
-        """Index n-grams that a token follows, few enough to delay no tick."""
+    def following(self, min_hits: int, num_tokens: int) -> list[int]:
+        """Return the tokens after the last earlier occurrence of the last n-gram, and at their end again from that place.
+
+        Returns no tokens if the n-gram came less than min_hits times. N-grams with a following token are indexed, few enough at
+        once to delay no tick.
+        """
         tokens, size = self.tokens, self._size
         end = min(len(tokens), self._next + _INDEXED_AT_ONCE)
-        for at in range(self._next, end):
-            ngram = hash(tokens[at - size : at].tobytes())
-            self._ends[ngram] = at
+        for place in range(self._next, end):
+            ngram = hash(tokens[place - size : place].tobytes())
+            self._ends[ngram] = place
             self._hits[ngram] = self._hits.get(ngram, 0) + 1
         self._next = max(self._next, end)
-
-    def find(self, min_hits: int) -> int | None:
-        """Return the place after the last earlier occurrence of the last tokens; None if they came less than min_hits times."""
-        last = self.tokens[-self._size :].tobytes()
-        ngram = hash(last)
-        at = self._ends.get(ngram)
-        if at is None or self._hits[ngram] < min_hits or self.tokens[at - self._size : at].tobytes() != last:
-            return None
-        return at
-
-    def going_on(self, at: int, num_tokens: int) -> list[int]:
-        """Return the tokens from a place on, and at their end again from that place."""
-        tokens = self.tokens
+        last = tokens[-size:].tobytes()
+        at = self._ends.get(hash(last))
+        if at is None or self._hits[hash(last)] < min_hits or tokens[at - size : at].tobytes() != last:
+            return []
         period = len(tokens) - at
         if period >= num_tokens:
             return tokens[at : at + num_tokens].tolist()
