@@ -76,7 +76,7 @@ class Worker:
         self._may_leave = self._has_ended = False
         self._socket_sink: SocketSink | None = None
         self._resources: Resources | None = None
-        self._abort: Callable[[], None] = _nothing
+        self._abort: Callable[[], None] = lambda: None
         threading.Thread(target=self._prepare, name="paceline-preparing", daemon=True).start()
 
     def listen(self) -> None:
@@ -252,7 +252,8 @@ class Worker:
 
         def make(arguments: EngineArguments) -> Parts:
             if setup.backend is None:
-                return build(_model(setup.model), arguments)
+                paths: Any = setup.model
+                return build(None if not paths else paths[0] if len(paths) == 1 else paths, arguments)
             backend, limits = validation.import_named(setup.backend)(setup.backend_options)
             return Parts(backend=backend, limits=limits, at_end=(backend.close,))
 
@@ -342,10 +343,6 @@ def _drafter(pickled: bytes) -> dict[str, Any]:
         ) from error
 
 
-def _model(paths: list[str]) -> Any:
-    return None if not paths else paths[0] if len(paths) == 1 else paths
-
-
 def _load_again(backend: Backend, key: str, path: str) -> PacelineError | None:
     """Load an adapter of an earlier worker; return the error if it cannot be loaded."""
     try:
@@ -354,10 +351,6 @@ def _load_again(backend: Backend, key: str, path: str) -> PacelineError | None:
         _log.error("the adapter %r could not be loaded again: %s", name_of(key), error)
         return as_paceline_error(error)
     return None
-
-
-def _nothing() -> None:
-    pass
 
 
 def _die_with(parent: int) -> None:

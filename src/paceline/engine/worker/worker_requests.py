@@ -327,7 +327,7 @@ class RequestPreparer:
 
         A request with images or audio has ended before they were encoded, and the scheduler reports its end.
         """
-        self._prepare(message, self._box.prepare, _yes)
+        self._prepare(message, self._box.prepare, lambda: True)
 
     def _prepare(
         self,
@@ -398,7 +398,3 @@ class RequestPreparer:
         request = message.for_embedding(RequestOptions(**message.options))
         request.pooling = prepare_embedding(self._backend, request)
         return request
-
-
-def _yes() -> bool:
-    return True

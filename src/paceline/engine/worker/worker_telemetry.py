@@ -106,7 +106,8 @@ class RequestsWatch:
                 self._ended(request, worst_reason(request), chunk.error)
                 self._instrument.slot_freed(key, 0, 0, self._clock.now())
             case Embedded(key, _, error), EmbeddingRequest():
-                self._ended(request, _reason(error), error)
+                reason = FinishReason.STOP if error is None else _REASONS.get(error.code, FinishReason.ERROR)
+                self._ended(request, reason, error)
 
     def _ended(self, request: Request | EmbeddingRequest, reason: FinishReason, error: PacelineError | None) -> None:
         now = self._clock.now()
@@ -127,10 +128,6 @@ def usage_of(request: Request, now_s: float) -> Usage:
     """Return the usage of a request so far, as the front knows it."""
     num_generated = sum(sequence.num_tokens - sequence.num_prompt_tokens for sequence in request.sequences)
     return replace(request.usage(now_s), completion_tokens=num_generated)
-
-
-def _reason(error: PacelineError | None) -> FinishReason:
-    return FinishReason.STOP if error is None else _REASONS.get(error.code, FinishReason.ERROR)
 
 
 class FrontTrace(EventInstrument):
