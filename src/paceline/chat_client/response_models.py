@@ -21,7 +21,7 @@ from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from paceline.chat.message_rewrites import joined_text
+from paceline.chat.message_rewrites import SYSTEM_ROLES, joined_text
 from paceline.constraints.llguidance_schemas import OCTET, relaxed_schema
 from paceline.constraints.schema_walk import rebuilt, relaxed
 from paceline.errors import InvalidParams, InvalidType
@@ -293,7 +293,7 @@ class SchemaNotice:
         texts = (_squeezed(joined_text(message["content"])) for message in found)
         if any(known in text for text in texts for known in self._known):
             return found
-        if found[0]["role"] not in ("system", "developer"):
+        if found[0]["role"] not in SYSTEM_ROLES:
             return [{"role": "system", "content": self._text}, *found]
         content = found[0]["content"]
         if isinstance(content, str):

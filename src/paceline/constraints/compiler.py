@@ -193,7 +193,16 @@ class ConstraintCompiler:
             )
             is_object = not isinstance(own, type) and hasattr(own, "fill_mask")
             inner = _checked_own(own).copy() if is_object else _checked_own(own(self.table))
-        calls = self._calls(params.call_grammar) if isinstance(params.call_grammar, CallGrammar) else None
+        calls: CallConstraint | None = None
+        if isinstance(params.call_grammar, CallGrammar):
+            # Kept here: the cache may drop the grammar before a call begins, and compiling it again would hold up an engine.
+            lark, note_lark_use = self._found(("lark", params.call_grammar.lark, True))
+            calls = CallConstraint(
+                self._triggers(params.call_grammar.triggers),
+                lambda: GrammarConstraint(lark.deep_copy(), note_lark_use),
+                self.table,
+                lambda data: self._index.split(data),  # noqa: PLW0108 - the index is made when it is needed
+            )
         if isinstance(params.thinking, ThinkingParams):
             thinking = params.thinking
             tokens = self._thinking(thinking.start, thinking.ends, thinking.message)
@@ -220,30 +229,23 @@ class ConstraintCompiler:
             if key in self._cached:
                 self._cached.move_to_end(key)
                 return self._cached[key].matcher.deep_copy(), self._cached[key].note_use
-            future = self._compiling.get(key)
-            is_first = future is None
-            if future is None:
-                future = self._compiling[key] = Future()
+            is_first = key not in self._compiling
+            future = self._compiling.setdefault(key, Future())
         if is_first:
-            self._compile_into(future, key)
-        found = future.result()
+            try:
+                with self._compiles:
+                    future.set_result(self._compiled(spec))
+            except BaseException as error:  # noqa: BLE001 - raised by all that wait for it
+                future.set_exception(error)
+            with self._lock:
+                del self._compiling[key]
+                if future.exception() is None:
+                    self.num_compiled += 1
+                    self._cached[key] = future.result()
+                    self._evict()
+        grammar = future.result()
         with self._lock:
-            return found.matcher.deep_copy(), found.note_use
-
-    def _compile_into(self, future: Future[_CachedGrammar], key: tuple[Scope, Spec]) -> None:
-        try:
-            with self._compiles:
-                found = self._compiled(key[1])
-        except BaseException as error:  # noqa: BLE001 - raised by all that wait for it
-            future.set_exception(error)
-        else:
-            future.set_result(found)
-        with self._lock:
-            del self._compiling[key]
-            if future.exception() is None:
-                self.num_compiled += 1
-                self._cached[key] = future.result()
-                self._evict()
+            return grammar.matcher.deep_copy(), grammar.note_use
 
     def _evict(self) -> None:
         """Evict grammars until the others fit: the oldest of the scope with the most bytes, so that a flood evicts itself.
@@ -281,16 +283,6 @@ class ConstraintCompiler:
         del first  # its first mask made parts that all copies share
         grown = _num_allocated_bytes() - before
         return _CachedGrammar(found, max(grown, _MIN_GRAMMAR_BYTES + _MIN_BYTES_PER_CHAR * len(grammar)))
-
-    def _calls(self, grammar: CallGrammar) -> CallConstraint:
-        # Kept here: the cache may drop the grammar before a call begins, and compiling it again would hold up an engine.
-        matcher, note_use = self._found(("lark", grammar.lark, True))
-        return CallConstraint(
-            self._triggers(grammar.triggers),
-            lambda: GrammarConstraint(matcher.deep_copy(), note_use),
-            self.table,
-            lambda data: self._index.split(data),  # noqa: PLW0108 - the index is made when it is needed
-        )
 
     @cached_property
     def _index(self) -> PieceIndex:
