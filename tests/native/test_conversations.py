@@ -111,28 +111,21 @@ def test_a_turn_that_fails_changes_nothing(llm: LLM) -> None:
 
 
 def test_forks_go_on_by_themselves(llm: LLM) -> None:
-    """From the same tokens."""
-    talk = Conversation(llm, **GREEDY)
-    talk.say("Tell me a story about a fox.")
+    """From the same tokens, also those of a class with other parameters."""
+
+    class Story(Conversation):
+        def __init__(self, animal: str) -> None:
+            super().__init__(llm, **GREEDY)
+            self.animal = animal
+
+    talk = Story("fox")
+    talk.say(f"Tell me a story about a {talk.animal}.")
     fork = talk.fork()
+    assert fork.animal == "fox"
     one, other = talk.say("Who is its friend?"), fork.say("Thank you!")
     assert one.messages[:2] == other.messages[:2]
     assert one.messages[2:] != other.messages[2:]
     assert other.usage.cached_tokens >= len(other.messages[1]["content"].split())
-
-
-def test_a_subclass_with_other_parameters_forks(llm: LLM) -> None:
-    """A fork has the attributes of its conversation, and is not made by the class."""
-
-    class Pirate(Conversation):
-        def __init__(self, llm: LLM, ship: str) -> None:
-            super().__init__(llm, "You are a pirate.", **GREEDY)
-            self.ship = ship
-
-    talk = Pirate(llm, "Flint")
-    fork = talk.fork()
-    fork.say("Hello!")
-    assert (fork.ship, len(fork.messages), len(talk.messages)) == ("Flint", 3, 1)
 
 
 def test_the_last_turn_can_be_taken_back(llm: LLM) -> None:

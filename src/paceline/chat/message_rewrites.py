@@ -169,7 +169,14 @@ def move_later_systems(messages: list[Message]) -> list[Message]:
             groups.append([message])
     if pending:
         groups.append(pending)
-    return [*messages[:begin], *map(_users_turn, groups)]
+    turns = []
+    for group in groups:
+        if len(group) == 1 and group[0]["role"] not in SYSTEM_ROLES:
+            turns.append(group[0])
+        else:  # a message of the user with the texts of system messages
+            users = next((message for message in group if message["role"] == "user"), {"role": "user"})
+            turns.append({**users, "content": _joined(*(joined_text(message["content"]) for message in group))})
+    return [*messages[:begin], *turns]
 
 
 def move_first_system(messages: list[Message]) -> list[Message]:
@@ -245,14 +252,6 @@ def _with_text(message: Message) -> Message:
     return {**message, "content": joined_text(message["content"])}
 
 
-def _users_turn(messages: Sequence[Message]) -> Message:
-    """Return a message as it is, or a message of the user with the texts of system messages."""
-    if len(messages) == 1 and messages[0]["role"] not in SYSTEM_ROLES:
-        return messages[0]
-    users = next((message for message in messages if message["role"] == "user"), {"role": "user"})
-    return {**users, "content": _joined(*(joined_text(message["content"]) for message in messages))}
-
-
 def _merged(messages: Sequence[Message]) -> Message:
     merged: Message = {}
     for message in messages:
@@ -311,11 +310,22 @@ def for_template(messages: Sequence[Mapping[str, Any]], capabilities: Mapping[st
     fitted = [dict(message) for message in messages]
     for index, message in enumerate(fitted):
         if _TRIMMED in source:
-            _trim(message)
+            content = message["content"]
+            is_text = isinstance(content, str)
+            message["content"] = (
+                content.strip() if is_text else [{**part, "text": part["text"].strip()} for part in content]
+            )
+            if "reasoning_content" in message:
+                message["reasoning_content"] = message["reasoning_content"].strip()
         if message["role"] == "developer" and "<|channel|>" not in source:
             message["role"] = "system"
         if "tool_calls" in message and capabilities["supports_object_arguments"]:
-            message["tool_calls"] = _with_objects(f"messages[{index}].tool_calls", message["tool_calls"])
+            calls = []
+            for number, call in enumerate(message["tool_calls"]):
+                place = f"messages[{index}].tool_calls[{number}].function.arguments"
+                arguments = _object_of(place, call["function"]["arguments"])
+                calls.append({**call, "function": {**call["function"], "arguments": arguments}})
+            message["tool_calls"] = calls
     fitted = with_one_system(fitted)
     if not capabilities["supports_system_role"] and len(fitted) == 1 and fitted[0]["role"] == "system":
         raise TemplateError(
@@ -342,25 +352,6 @@ def with_fitted_contents(messages: Sequence[Message], capabilities: Mapping[str,
     text = joined_text(system["content"]) + "\n" + joined_text(following["content"])
     content = text if isinstance(following["content"], str) else [{"type": "text", "text": text}]
     return [{**following, "content": content}, *fitted[2:]]
-
-
-def _trim(message: dict[str, Any]) -> None:
-    content = message["content"]
-    if isinstance(content, str):
-        message["content"] = content.strip()
-    else:
-        message["content"] = [{**part, "text": part["text"].strip()} for part in content]
-    if "reasoning_content" in message:
-        message["reasoning_content"] = message["reasoning_content"].strip()
-
-
-def _with_objects(place: str, calls: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    converted = []
-    for index, call in enumerate(calls):
-        function = call["function"]
-        arguments = _object_of(f"{place}[{index}].function.arguments", function["arguments"])
-        converted.append({**call, "function": {**function, "arguments": arguments}})
-    return converted
 
 
 def _object_of(place: str, arguments: str) -> Mapping[str, Any] | None:

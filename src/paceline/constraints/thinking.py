@@ -181,7 +181,11 @@ class ThinkingConstraint:
                 set_tokens(words, self._state.forced[:1])
                 return True
             case _Phase.AFTER:
-                return self._fill_after(words)
+                assert self._content is not None  # noqa: S101 - else the phase is CONTENT
+                if not self._content.fill_mask(words):
+                    return False
+                set_tokens(words, self._tokens.blanks)
+                return True
             case _Phase.CONTENT:
                 return self._content is not None and self._content.fill_mask(words)
 
@@ -217,13 +221,6 @@ class ThinkingConstraint:
             clear_tokens(words, sorted(self._tokens.table.eog_ids))
         return True
 
-    def _fill_after(self, words: TokenWords) -> bool:
-        assert self._content is not None  # noqa: S101 - else the phase is CONTENT
-        if not self._content.fill_mask(words):
-            return False
-        set_tokens(words, self._tokens.blanks)
-        return True
-
     # ---- advancing
 
     def accept(self, token_id: int) -> None:
@@ -255,7 +252,14 @@ class ThinkingConstraint:
                 self._think(self._tokens.table.pieces[token_id])
                 return None
             case _Phase.AFTER:
-                return self._advance_after(token_id)
+                assert self._content is not None  # noqa: S101 - else the phase is CONTENT
+                piece, state = self._tokens.table.pieces[token_id], self._state
+                if not piece.isspace() or self._allows(self._content, token_id):
+                    return self._advance_content(token_id)
+                num_blanks = state.num_blanks + len(piece)
+                phase = _Phase.CONTENT if num_blanks >= MAX_BLANKS else _Phase.AFTER
+                self._state = replace(state, phase=phase, num_blanks=num_blanks)
+                return None
             case _:
                 return self._advance_content(token_id)
 
@@ -317,16 +321,6 @@ class ThinkingConstraint:
             self._state = replace(state, forced=rest, in_message=still, tail=tail)
         else:
             self._end_thinking()
-
-    def _advance_after(self, token_id: int) -> Constraint | None:
-        assert self._content is not None  # noqa: S101 - else the phase is CONTENT
-        piece, state = self._tokens.table.pieces[token_id], self._state
-        if piece.isspace() and not self._allows(self._content, token_id):
-            num_blanks = state.num_blanks + len(piece)
-            phase = _Phase.CONTENT if num_blanks >= MAX_BLANKS else _Phase.AFTER
-            self._state = replace(state, phase=phase, num_blanks=num_blanks)
-            return None
-        return self._advance_content(token_id)
 
     def _allows(self, constraint: Constraint, token_id: int) -> bool:
         words = self._scratch
