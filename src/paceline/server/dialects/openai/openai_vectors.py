@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -43,8 +43,6 @@ from paceline.server.request_context import RequestContext
 from paceline.server.routes import RouteFacts, Routes
 from paceline.server.service import Service
 
-Vectors = npt.NDArray[np.float32]
-
 _POOLINGS = ("mean", "cls", "last")
 
 
@@ -63,8 +61,17 @@ async def embed(body: OpenAIEmbeddingBody, request: Request) -> Response:
         raise Unsupported("this model was made to generate, and embeddings are off; start the server with --embeddings")
     with naming_param(OpenAIEmbeddingBody.model_fields):
         warnings = (*body.field_warnings(strict=service.settings.strict_fields), *model_warning(service, body.model))
-        check_embedding_body(body, engine.model.n_embd_out)
-        options = parse_embedding_options(body, embedding_input_options(service, request, body.model))
+        if body.encoding_format not in (None, "float", "base64"):
+            raise InvalidParams(f'encoding_format must be "float" or "base64", not {body.encoding_format!r:.80}')
+        checked_dimensions(body.dimensions, engine.model.n_embd_out)
+        check_prompt_name(body.prompt_name)
+        if body.pooling is not None and body.pooling not in _POOLINGS:
+            raise InvalidParams(f"pooling must be one of {', '.join(_POOLINGS)}, not {body.pooling!r:.80}")
+        defaults, given = embedding_input_options(service, request, body.model), given_fields(body)
+        mine = {name: given[name] for name in EMBEDDING_OPTIONS if name in given}
+        mine |= {"truncate": truncate_side(mine["truncate"])} if "truncate" in mine else {}
+        RequestOptions(**mine)  # raises for wrong values
+        options = embedding_options(merge_options(defaults, mine))
         pooling = service.settings.pooling if body.pooling is None else body.pooling
         if pooling in ("none", "rank"):
             raise Unsupported(
@@ -73,42 +80,21 @@ async def embed(body: OpenAIEmbeddingBody, request: Request) -> Response:
         rows, num_tokens = await embed_inputs(request, "input", body.input, pooling, options, with_media=True)
     name = service.names[0] if body.model is None else body.model
     members = {"model": name, **warned(warnings)}
-    content = await asyncio.to_thread(embedding_body, rows, body, num_tokens, members)
+
+    def encode() -> bytes:
+        data = [
+            {"object": "embedding", "index": index, "embedding": _base64(row) if is_base64 else row.tolist()}
+            for index, row in enumerate(vectors(rows, "l2", 0, body.dimensions))
+        ]
+        usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+        return encode_in_parts({"object": "list", "data": data, "usage": usage, **members})
+
+    is_base64 = body.encoding_format == "base64"
+    content = await asyncio.to_thread(encode)
     return Response(content, media_type="application/json")
 
 
-def check_embedding_body(body: OpenAIEmbeddingBody, n_embd: int) -> None:
-    """Raise `InvalidParams` for an unknown encoding or pooling, or too many dimensions."""
-    if body.encoding_format not in (None, "float", "base64"):
-        raise InvalidParams(f'encoding_format must be "float" or "base64", not {body.encoding_format!r:.80}')
-    checked_dimensions(body.dimensions, n_embd)
-    check_prompt_name(body.prompt_name)
-    if body.pooling is not None and body.pooling not in _POOLINGS:
-        raise InvalidParams(f"pooling must be one of {', '.join(_POOLINGS)}, not {body.pooling!r:.80}")
-
-
-def parse_embedding_options(body: OpenAIEmbeddingBody, options: Mapping[str, Any]) -> RequestOptions:
-    """Return the options of server and body that apply to embeddings."""
-    given = given_fields(body)
-    mine = {name: given[name] for name in EMBEDDING_OPTIONS if name in given}
-    mine |= {"truncate": truncate_side(mine["truncate"])} if "truncate" in mine else {}
-    RequestOptions(**mine)  # raises for wrong values
-    return embedding_options(merge_options(options, mine))
-
-
-def embedding_body(rows: list[Any], body: OpenAIEmbeddingBody, num_tokens: int, members: Mapping[str, Any]) -> bytes:
-    """Encode the response. members: the members that do not follow from the vectors."""
-    found = vectors(rows, "l2", 0, body.dimensions)
-    is_base64 = body.encoding_format == "base64"
-    data = [
-        {"object": "embedding", "index": index, "embedding": to_base64(row) if is_base64 else row.tolist()}
-        for index, row in enumerate(found)
-    ]
-    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-    return encode_in_parts({"object": "list", "data": data, "usage": usage, **members})
-
-
-def to_base64(vector: Vectors) -> str:
+def _base64(vector: npt.NDArray[np.float32]) -> str:
     """Encode a vector as base64 of little-endian float32."""
     return base64.b64encode(vector.astype("<f4", copy=False).tobytes()).decode()
 
