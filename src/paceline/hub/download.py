@@ -18,12 +18,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final, NoReturn, Protocol, TextIO
+from typing import TYPE_CHECKING, BinaryIO, Final, NoReturn, TextIO
 
 from paceline.errors import Aborted, DiskFull, DownloadError, HubUnavailable
 from paceline.hub.network import (
     LONGEST_WAIT_S,
-    PASSING,
+    Passing,
     are_same_version,
     body_pieces,
     content_range,
@@ -31,7 +31,6 @@ from paceline.hub.network import (
     new_client,
     open_response,
     refused,
-    retry_after_s,
     whole_number,
 )
 from paceline.hub.references import is_on, visible, without_secrets
@@ -44,38 +43,30 @@ if TYPE_CHECKING:
 _log = logging.getLogger("paceline.hub")
 
 
-class DownloadObserver(Protocol):
-    """Shows the progress of downloads. Called on the thread that downloads."""
+class DownloadObserver:
+    """Writes a line when a file begins, and the notes. A subclass draws the progress. Called on the thread that downloads."""
+
+    def __init__(self, note: Callable[[str], object] = _log.info) -> None:
+        """note: receives the lines; by default the log."""
+        self._note = note
+        self._name: str | None = None
 
     def begin(self, name: str, total: int | None) -> None:
-        """Begin a file; total: its bytes, if known."""
+        """Begin a file, or set its bytes once they are known."""
+        if name != self._name:
+            self._name = name
+            self._note(f"downloading {visible(name)}" + ("" if total is None else f" ({total:,} bytes)"))
 
     def reached(self, num_bytes: int) -> None:
         """Set the bytes that have arrived so far, including earlier attempts."""
 
     def end(self) -> None:
         """End the file, complete or not."""
+        self._name = None
 
     def note(self, text: str) -> None:
         """Show a line about a choice or a wait."""
-
-
-class QuietObserver:
-    """Shows nothing; notes go to the log."""
-
-    def begin(self, name: str, total: int | None) -> None:
-        """Log the name and the size."""
-        _log.info("downloading %s (%s bytes)", visible(name), "unknown" if total is None else total)
-
-    def reached(self, num_bytes: int) -> None:
-        """Do nothing."""
-
-    def end(self) -> None:
-        """Do nothing."""
-
-    def note(self, text: str) -> None:
-        """Log the line."""
-        _log.info("%s", visible(text))
+        self._note(visible(text))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +119,7 @@ def download_bar(stream: TextIO, note: Callable[[str], object]) -> Iterator[Down
     HF_HUB_DISABLE_PROGRESS_BARS=1 leaves the bar out, as huggingface_hub does.
     """
     if not stream.isatty() or is_on("HF_HUB_DISABLE_PROGRESS_BARS"):
-        yield LineObserver(note)
+        yield DownloadObserver(note)
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -145,37 +136,12 @@ def download_bar(stream: TextIO, note: Callable[[str], object]) -> Iterator[Down
         yield _Bar(progress)
 
 
-class LineObserver:
-    """Writes a line when a file begins, and the notes."""
-
-    def __init__(self, note: Callable[[str], object]) -> None:
-        self._note = note
-        self._name: str | None = None
-
-    def begin(self, name: str, total: int | None) -> None:
-        """Write the name and the size of a new file."""
-        if name != self._name:
-            self._name = name
-            self._note(f"downloading {visible(name)}" + ("" if total is None else f" ({total:,} bytes)"))
-
-    def reached(self, num_bytes: int) -> None:
-        """Do nothing: a log does not show progress."""
-
-    def end(self) -> None:
-        """Forget the name of the file."""
-        self._name = None
-
-    def note(self, text: str) -> None:
-        """Write the line."""
-        self._note(visible(text))
-
-
-class _Bar:
+class _Bar(DownloadObserver):
     """Draws a row for each file. Bytes of an earlier attempt do not count for the rate."""
 
     def __init__(self, progress: Progress) -> None:
+        super().__init__(lambda text: progress.console.print(text, style="dim"))
         self._progress = progress
-        self._name: str | None = None
         self._task = progress.add_task("", visible=False, start=False)
         self._is_new = False
 
@@ -195,11 +161,8 @@ class _Bar:
             self._progress.update(self._task, completed=num_bytes)
 
     def end(self) -> None:
-        self._name = None
+        super().end()
         self._progress.stop_task(self._task)
-
-    def note(self, text: str) -> None:
-        self._progress.console.print(visible(text), style="dim")
 
 
 _POLL_S: Final = 0.2
@@ -289,14 +252,6 @@ class _Changed(Exception):
     """The part belongs to another version of the file: begin anew."""
 
 
-class _Broken(Exception):
-    """The connection ended, or the server is overloaded."""
-
-    def __init__(self, reason: str, wait_s: float | None = None) -> None:
-        super().__init__(reason)
-        self.reason, self.wait_s = reason, wait_s
-
-
 class _Transfer:
     """The attempts of one download, under its lock."""
 
@@ -365,7 +320,7 @@ class _Transfer:
             failure: Exception | None = None
             try:
                 self._request(client)
-            except (httpx.TransportError, _Broken) as error:
+            except (httpx.TransportError, Passing) as error:
                 failure = error
             except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
                 self._give_up(str(error) or type(error).__name__)
@@ -373,11 +328,11 @@ class _Transfer:
                 return  # a server that announces no length has sent all bytes
             if failure is not None or self._have < (self._total or 0):
                 failures = 1 if self._have - before >= _MIN_PROGRESS else failures + 1
-                self._wait(failure or _Broken("the connection ended early"), failures)
+                self._wait(failure or Passing("the connection ended early"), failures)
 
     def _wait(self, error: Exception, failures: int) -> None:
         reason = str(error) or type(error).__name__
-        asked_s = error.wait_s if isinstance(error, _Broken) else None
+        asked_s = error.wait_s if isinstance(error, Passing) else None
         if failures >= self._max_failures or (asked_s or 0) > LONGEST_WAIT_S:
             self._give_up(reason if asked_s is None else f"{reason}, for {asked_s:.0f} s")
         wait_s = min(2.0 ** (failures - 1) / 2, LONGEST_WAIT_S) if asked_s is None else asked_s
@@ -399,20 +354,15 @@ class _Transfer:
                 self._copy(response, file)
 
     def _check_status(self, response: httpx.Response) -> None:
-        status, name = response.status_code, self._download.name
+        status = response.status_code
         if status == HTTPStatus.PARTIAL_CONTENT:
             self._check_range(response)
         elif status == HTTPStatus.OK:
             self._begin_whole(response)
         elif status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and self._have:
             raise _Changed("the server has a shorter file than the part")
-        elif status in PASSING:
-            raise _Broken(
-                f"{response.url.host} is overloaded (HTTP {status})",
-                retry_after_s(response.headers.get("retry-after")),
-            )
         else:
-            raise refused(response, name, self._download.url)
+            raise refused(response, self._download.name, self._download.url)
 
     def _check_range(self, response: httpx.Response) -> None:
         tag = response.headers.get("etag")

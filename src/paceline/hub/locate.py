@@ -31,7 +31,6 @@ from paceline.hub.caches import (
 from paceline.hub.download import (
     Download,
     DownloadObserver,
-    QuietObserver,
     check_space,
     fetch,
     tag_file,
@@ -110,7 +109,7 @@ class Locator:
     """
 
     settings: HubSettings
-    observer: DownloadObserver = field(default_factory=QuietObserver)
+    observer: DownloadObserver = field(default_factory=DownloadObserver)
     cancel: threading.Event = field(default_factory=threading.Event)
     fits: Fits = fits_into_memory
     with_projector: bool = False

@@ -163,6 +163,8 @@ def small_body(response: httpx.Response, max_bytes: int) -> bytes:
 def refused(response: httpx.Response, name: str, url: str) -> Exception:
     """Return the error for an unsuccessful status. name: the file's name."""
     status, host = response.status_code, response.url.host
+    if status in PASSING:
+        return Passing(f"{host} is overloaded (HTTP {status})", retry_after_s(response.headers.get("retry-after")))
     if status in (401, 403):
         return AccessDenied(
             f"{host} refuses {name} (HTTP {status}); it needs a token that may read it: set HF_TOKEN or pass hf_token"
@@ -172,10 +174,10 @@ def refused(response: httpx.Response, name: str, url: str) -> Exception:
     return HubUnavailable(f"{host} did not send {name}: HTTP {status}")
 
 
-class Overloaded(Exception):
-    """A server is overloaded; wait_s: the delay that it asks for."""
+class Passing(Exception):
+    """A failure that may pass, as of an overloaded server; wait_s: the delay that the server asks for."""
 
-    def __init__(self, message: str, wait_s: float | None) -> None:
+    def __init__(self, message: str, wait_s: float | None = None) -> None:
         super().__init__(message)
         self.wait_s = wait_s
 
@@ -190,20 +192,20 @@ def with_retries(
     """Send a request, and repeat it while the server is overloaded.
 
     Args:
-        request: Sends the request; raises `Overloaded`.
+        request: Sends the request; raises `Passing`.
         waits_s: The delay before each retry, unless the server asks for another.
         note: Shows a line about each retry.
         cancel: Ends a wait.
         name: The name of the request in messages.
 
     Raises:
-        Overloaded: The last attempt failed, or the server asks for more than a minute.
+        Passing: The last attempt failed, or the server asks for more than a minute.
         Aborted: `cancel` was set.
     """
     for default_s in waits_s:
         try:
             return request()
-        except Overloaded as error:
+        except Passing as error:
             wait_s = default_s if error.wait_s is None else error.wait_s
             if wait_s > LONGEST_WAIT_S:
                 raise
@@ -260,7 +262,7 @@ _HUB_PASSING: Final = (408, 429, 500, 502, 503, 504)
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _GIT_ID: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _COMMIT: Final = re.compile(r"[\w-]+", re.ASCII)
-_HTTP_LIBRARIES: Final = ("httpx", "httpx2", "httpcore", "requests", "urllib3")  # of huggingface_hub's versions
+_HTTP_LIBRARIES: Final = {"httpx", "httpx2", "httpcore", "requests", "urllib3"}  # of huggingface_hub's versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,12 +324,21 @@ class HubApi:
 
     def headers(self) -> dict[str, str]:
         """Return the headers that authorise a download."""
-        token = _token(self._settings)
+        token = self._token()
         return {} if token is None else {"authorization": f"Bearer {token}"}
 
     def denied(self, repo: str) -> AccessDenied:
         """Return the error for a repository that the hub lists, but refuses to send files of."""
-        return _denied(self._settings, repo, has_token=bool(self.headers()))
+        endpoint = self._settings.endpoint
+        conditions = f"accept its conditions at {endpoint}/{repo}"
+        if self._token() is None:
+            return AccessDenied(
+                f"{repo} is gated: {conditions}, make a token at {endpoint}/settings/tokens, "
+                "and set HF_TOKEN to it or pass hf_token"
+            )
+        return AccessDenied(
+            f"{repo} is gated, and this token's account may not read it: {conditions} with that account"
+        )
 
     def download(self, repo: str, commit: str, path: str) -> Path:
         """Download a file into huggingface_hub's cache with its own client, and return the path."""
@@ -336,7 +347,7 @@ class HubApi:
         settings = self._settings
 
         def download() -> str:
-            with _translated(settings, repo, commit):
+            with self._translated(repo, commit):
                 return hf_hub_download(
                     repo,
                     path,
@@ -360,10 +371,10 @@ class HubApi:
                 open_response(client, f"{settings.endpoint}/api/models{path}", self.headers()) as response,
             ):
                 if not response.is_success:
-                    raise _of_response(settings, repo, revision, response.status_code, response.headers)
+                    raise self._refused(repo, revision, response.status_code, response.headers)
                 return json.loads(small_body(response, _MAX_LISTING_BYTES))
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeEncodeError) as error:
-            raise _unreachable(settings, error) from None
+            raise self._unreachable(error) from None
         except (ValueError, RecursionError) as error:
             raise HubUnavailable(
                 f"{settings.endpoint} does not respond as the hub does ({error}); check HF_ENDPOINT"
@@ -373,7 +384,7 @@ class HubApi:
         waits_s = [2.0**attempt / 2 for attempt in range(_RETRIES)]
         try:
             return with_retries(request, waits_s, self._note, self._cancel, f"the look-up of {repo}")
-        except Overloaded as error:
+        except Passing as error:
             raise HubUnavailable(f"{error}; try again later, or log in with HF_TOKEN for a higher limit") from None
 
     def _similar(self, repo: str, revision: str | None) -> str:
@@ -383,91 +394,67 @@ class HubApi:
             return ""
         try:
             models = self._json(f"?author={quote(user, safe='')}&limit=200", repo, revision)
-        except (PacelineError, Overloaded):  # only a hint in a message
+        except (PacelineError, Passing):  # only a hint in a message
             return ""
         listed = models if isinstance(models, list) else []
         names = [name for each in listed if isinstance(each, dict) and isinstance(name := each.get("id"), str)]
         return f"; {nearest_names(repo, names)}" if names else f"; the hub has no models of {user}"
 
+    def _token(self) -> str | None:
+        """Return the token of requests: the given token, or the token of a login."""
+        from huggingface_hub import constants, get_token
 
-def _token(settings: HubSettings) -> str | None:
-    """Return the token of requests: the given token, or the token of a login."""
-    from huggingface_hub import constants, get_token
+        if self._settings.token is not None or constants.HF_HUB_DISABLE_IMPLICIT_TOKEN:
+            return self._settings.token
+        return get_token()
 
-    if settings.token is not None or constants.HF_HUB_DISABLE_IMPLICIT_TOKEN:
-        return settings.token
-    return get_token()
+    @contextmanager
+    def _translated(self, repo: str, revision: str | None) -> Iterator[None]:
+        """Raise huggingface_hub's errors as paceline's."""
+        from huggingface_hub.errors import HfHubHTTPError
 
+        try:
+            yield
+        except Exception as error:
+            causes = [
+                each for each in (error, error.__cause__) if each is not None
+            ]  # the cause of a LocalEntryNotFoundError
+            for each in causes:
+                if isinstance(each, HfHubHTTPError):
+                    raise self._refused(repo, revision, each.response.status_code, each.response.headers) from None
+            libraries = [{kind.__module__.partition(".")[0] for kind in type(each).__mro__} for each in causes]
+            failed = (each for each, names in zip(causes, libraries, strict=True) if names & _HTTP_LIBRARIES)
+            raise self._unreachable(next(failed, error)) from error
 
-@contextmanager
-def _translated(settings: HubSettings, repo: str, revision: str | None) -> Iterator[None]:
-    """Raise huggingface_hub's errors as paceline's."""
-    from huggingface_hub.errors import HfHubHTTPError
+    def _refused(self, repo: str, revision: str | None, status: int, headers: Mapping[str, str]) -> Exception:
+        """Return the error for an unsuccessful status, by its X-Error-Code."""
+        endpoint, code = self._settings.endpoint, headers.get("x-error-code")
+        if status == 401 and code is None and headers.get("x-error-message") != _INVALID_CREDENTIALS:
+            code = "RepoNotFound"  # the hub does not say whether a repository is private or missing
+        match code:
+            case "GatedRepo":
+                return self.denied(repo)
+            case "RevisionNotFound":
+                return ModelNotFound(f"{repo} has no branch, tag or commit {revision!r}")
+            case "RepoNotFound":
+                private = "it is private and needs a token: set HF_TOKEN or pass hf_token"
+                if self._token() is not None:
+                    private = "the token may not see it"
+                return ModelNotFound(f"{endpoint} has no repository {repo}, or {private}")
+            case "EntryNotFound":
+                return ModelNotFound(f"{repo} has no such file at {revision}")
+        if status in _HUB_PASSING:
+            reason = "limits the rate of requests" if status == 429 else "is overloaded"
+            return Passing(f"{endpoint} {reason} (HTTP {status})", retry_after_s(headers.get("retry-after")))
+        if status in (401, 403):
+            if self._token() is None:
+                return self.denied(repo)
+            return AccessDenied(f"{endpoint} refuses the token (HTTP {status}); is it expired, or another hub's?")
+        return HubUnavailable(f"{endpoint} cannot be used: HTTP {status} for {repo}")
 
-    try:
-        yield
-    except HfHubHTTPError as error:
-        raise _of_response(settings, repo, revision, error.response.status_code, error.response.headers) from None
-    except Exception as error:
-        cause = error.__cause__  # the cause of a LocalEntryNotFoundError is the reason
-        if isinstance(cause, HfHubHTTPError):
-            status, headers = cause.response.status_code, cause.response.headers
-            raise _of_response(settings, repo, revision, status, headers) from None
-        failed = next((each for each in (error, cause) if each is not None and _is_transport_error(each)), error)
-        raise _unreachable(settings, failed) from error
-
-
-def _of_response(
-    settings: HubSettings, repo: str, revision: str | None, status: int, headers: Mapping[str, str]
-) -> Exception:
-    """Return the error for an unsuccessful status, by its X-Error-Code."""
-    code = headers.get("x-error-code")
-    if status == 401 and code is None and headers.get("x-error-message") != _INVALID_CREDENTIALS:
-        code = "RepoNotFound"  # the hub does not say whether a repository is private or missing
-    match code:
-        case "GatedRepo":
-            return _denied(settings, repo, has_token=_token(settings) is not None)
-        case "RevisionNotFound":
-            return ModelNotFound(f"{repo} has no branch, tag or commit {revision!r}")
-        case "RepoNotFound":
-            private = "it is private and needs a token: set HF_TOKEN or pass hf_token"
-            if _token(settings) is not None:
-                private = "the token may not see it"
-            return ModelNotFound(f"{settings.endpoint} has no repository {repo}, or {private}")
-        case "EntryNotFound":
-            return ModelNotFound(f"{repo} has no such file at {revision}")
-        case _:
-            return _of_status(settings, repo, status, headers)
-
-
-def _is_transport_error(error: BaseException) -> bool:
-    return any(kind.__module__.partition(".")[0] in _HTTP_LIBRARIES for kind in type(error).__mro__)
-
-
-def _unreachable(settings: HubSettings, error: BaseException) -> HubUnavailable:
-    reason = str(error).partition("\n")[0] or type(error).__name__
-    return HubUnavailable(
-        f"cannot reach {settings.endpoint}: {reason}; check the network, a proxy (HTTPS_PROXY) or a mirror (HF_ENDPOINT); "
-        "offline, only models of `paceline list` can be loaded"
-    )
-
-
-def _denied(settings: HubSettings, repo: str, *, has_token: bool) -> AccessDenied:
-    conditions = f"accept its conditions at {settings.endpoint}/{repo}"
-    if not has_token:
-        return AccessDenied(
-            f"{repo} is gated: {conditions}, make a token at {settings.endpoint}/settings/tokens, "
-            "and set HF_TOKEN to it or pass hf_token"
+    def _unreachable(self, error: BaseException) -> HubUnavailable:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        return HubUnavailable(
+            f"cannot reach {self._settings.endpoint}: {reason}; check the network, a proxy (HTTPS_PROXY) or a mirror "
+            "(HF_ENDPOINT); offline, only models of `paceline list` can be loaded"
         )
-    return AccessDenied(f"{repo} is gated, and this token's account may not read it: {conditions} with that account")
-
-
-def _of_status(settings: HubSettings, repo: str, status: int, headers: Mapping[str, str]) -> Exception:
-    if status in _HUB_PASSING:
-        what = "limits the rate of requests" if status == 429 else "is overloaded"
-        return Overloaded(f"{settings.endpoint} {what} (HTTP {status})", retry_after_s(headers.get("retry-after")))
-    if status in (401, 403):
-        if _token(settings) is None:
-            return _denied(settings, repo, has_token=False)
-        return AccessDenied(f"{settings.endpoint} refuses the token (HTTP {status}); is it expired, or another hub's?")
-    return HubUnavailable(f"{settings.endpoint} cannot be used: HTTP {status} for {repo}")

@@ -12,23 +12,22 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from paceline.errors import Aborted, DiskFull, HubUnavailable, ModelLoadError, ModelNotFound
-from paceline.hub.download import DownloadObserver, LineObserver
+from paceline.hub.download import DownloadObserver
 from paceline.hub.file_choice import quantisations
 from paceline.hub.locate import ListedModel, LocalModel, Locator, part_urls
 from paceline.hub.network import (
-    PASSING,
-    Overloaded,
+    Passing,
     body_pieces,
     content_range,
     new_client,
     open_response,
     refused,
-    retry_after_s,
     whole_number,
     with_retries,
 )
@@ -41,9 +40,6 @@ from paceline.hub.references import (
     without_secrets,
 )
 from paceline.runtime.gguf_file import read_gguf_start
-
-if TYPE_CHECKING:
-    import httpx
 
 _log = logging.getLogger("paceline.hub")
 
@@ -94,15 +90,52 @@ def model_headers(
     reference = parse_reference(model) if isinstance(model, str) else model
     locator = Locator(
         settings=hub_settings(token=hf_token, offline=offline),
-        observer=LineObserver(note),
+        observer=DownloadObserver(note),
         cancel=threading.Event() if cancel is None else cancel,
     )
-    found = _look_up(locator, reference)
-    if isinstance(found, ModelHeaders):
-        yield found
+    listed: ListedModel | None = None
+    match reference:
+        case HubReference():
+            found = locator.look_up(reference)
+            listed = None if isinstance(found, LocalModel) else found
+            local = found if isinstance(found, LocalModel) else locator.complete(found)
+        case UrlReference():
+            local = locator.downloaded(reference)
+            if local is None and locator.settings.offline:
+                raise ModelNotFound(f"{reference} was not downloaded before, and offline forbids to request its header")
+        case _:
+            local = locator.locate(reference)
+    all_quantisations = () if listed is None else tuple(quantisations(listed.listing.files))
+    projector = None if listed is None else listed.chosen.projector
+    if local is not None:
+        yield ModelHeaders(
+            name=local.name,
+            paths=local.parts,
+            size=sum(part.stat().st_size for part in local.parts),
+            is_local=True,
+            files=tuple(part.name for part in local.parts),
+            quantisations=all_quantisations,
+            has_projector=(local.projector or projector) is not None,
+        )
         return
+    name, headers, files = str(reference), {}, []
+    if listed is not None:
+        name, headers, listing = listed.name, listed.api.headers(), listed.listing
+        paths = [part.path for part in listed.chosen.parts]
+        files = [_RemoteFile(listed.api.url(listing.repo, listing.commit, path), path, headers) for path in paths]
+    elif isinstance(reference, UrlReference):
+        files = [_RemoteFile(url, part, headers) for url, part in part_urls(reference)]
     with tempfile.TemporaryDirectory(prefix="paceline-header-") as folder:
-        yield found.read(locator, Path(folder))
+        parts = tuple(_header_file(locator, file, Path(folder)) for file in files)
+        yield ModelHeaders(
+            name=name,
+            paths=parts,
+            size=sum(part.stat().st_size for part in parts),
+            is_local=False,
+            files=tuple(file.name for file in files),
+            quantisations=all_quantisations,
+            has_projector=projector is not None,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,87 +145,26 @@ class _RemoteFile:
     headers: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class _RemoteModel:
-    """A model that is not on this machine. files: all parts."""
-
-    name: str
-    files: tuple[_RemoteFile, ...]
-    quantisations: tuple[str, ...] = ()
-    has_projector: bool = False
-
-    def read(self, locator: Locator, folder: Path) -> ModelHeaders:
-        """Request the headers of all parts, into files of the folder."""
-        paths = tuple(_header_file(locator, file, folder) for file in self.files)
-        return ModelHeaders(
-            name=self.name,
-            paths=paths,
-            size=sum(path.stat().st_size for path in paths),
-            is_local=False,
-            files=tuple(file.name for file in self.files),
-            quantisations=self.quantisations,
-            has_projector=self.has_projector,
-        )
-
-
-def _look_up(locator: Locator, reference: ModelReference) -> ModelHeaders | _RemoteModel:
-    match reference:
-        case HubReference():
-            listed = locator.look_up(reference)
-            if isinstance(listed, LocalModel):
-                return _of_local(listed)
-            local = locator.complete(listed)
-            return _of_listed(listed) if local is None else _of_local(local, listed)
-        case UrlReference():
-            found = locator.downloaded(reference)
-            if found is not None:
-                return _of_local(found)
-            if locator.settings.offline:
-                raise ModelNotFound(f"{reference} was not downloaded before, and offline forbids to request its header")
-            files = tuple(_RemoteFile(url, name, {}) for url, name in part_urls(reference))
-            return _RemoteModel(str(reference), files)
-        case _:
-            return _of_local(locator.locate(reference))
-
-
-def _of_local(model: LocalModel, listed: ListedModel | None = None) -> ModelHeaders:
-    chosen = None if listed is None else listed.chosen.projector
-    return ModelHeaders(
-        name=model.name,
-        paths=model.parts,
-        size=sum(part.stat().st_size for part in model.parts),
-        is_local=True,
-        files=tuple(part.name for part in model.parts),
-        quantisations=() if listed is None else tuple(quantisations(listed.listing.files)),
-        has_projector=(model.projector or chosen) is not None,
-    )
-
-
-def _of_listed(listed: ListedModel) -> _RemoteModel:
-    api, listing = listed.api, listed.listing
-    headers = api.headers()
-    return _RemoteModel(
-        name=listed.name,
-        files=tuple(
-            _RemoteFile(api.url(listing.repo, listing.commit, part.path), part.path, headers)
-            for part in listed.chosen.parts
-        ),
-        quantisations=tuple(quantisations(listing.files)),
-        has_projector=listed.chosen.projector is not None,
-    )
-
-
 def _header_file(locator: Locator, file: _RemoteFile, folder: Path) -> Path:
     """Request the header of a file, in a few steps at most, and return a sparse file of the whole file's length."""
     count = _FIRST_BYTES
     while True:
-        data, total = first_bytes(file, count, locator.observer, locator.cancel)
+        try:
+            data, total = with_retries(
+                partial(_first_bytes, file, count, locator.cancel),
+                _WAITS_S,
+                locator.observer.note,
+                locator.cancel,
+                f"reading {file.name}",
+            )
+        except Passing as error:
+            raise HubUnavailable(f"{error}; try again later") from None
         is_short = len(data) < count
         file_bytes = max(len(data), total or 0) if is_short else total
         if file_bytes is not None and file_bytes > _MOST_FILE_BYTES:
             raise ModelLoadError(f"{file.name}: the server says that it has {file_bytes} bytes, more than any model")
         if read_gguf_start(data, file.name, file_bytes) is not None:
-            return _sparse_file(folder / Path(file.name).name, data, file_bytes or 0)
+            break
         if is_short:  # the server limits its ranges; a larger request would return no more
             raise HubUnavailable(
                 f"the server sent {len(data)} of the first {count} bytes of {file.name}, in which its header does not end; "
@@ -201,45 +173,24 @@ def _header_file(locator: Locator, file: _RemoteFile, folder: Path) -> Path:
         if count >= _MOST_BYTES:
             raise ModelLoadError(f"{file.name}: its header does not end within {_MOST_BYTES >> 20} MiB")
         count *= _GROWTH
-
-
-def _sparse_file(path: Path, data: bytes, file_bytes: int) -> Path:
+    path = folder / Path(file.name).name
     try:
         with path.open("wb") as target:
             target.write(data)
-            target.truncate(max(file_bytes, len(data)))
+            target.truncate(max(file_bytes or 0, len(data)))
     except OSError as error:
         raise DiskFull(f"cannot keep the header of {path.name} in {path.parent}: {error.strerror or error}") from None
     return path
 
 
-def first_bytes(
-    file: _RemoteFile, count: int, observer: DownloadObserver, cancel: threading.Event
-) -> tuple[bytes, int | None]:
-    """Return the first bytes of a file, at most `count`, and its length if the server sends it.
-
-    Repeats the request if the server is overloaded. Raises `AccessDenied`, `ModelNotFound`, `HubUnavailable`, `Aborted`.
-    """
-    try:
-        return with_retries(
-            lambda: _request(file, count, cancel), _WAITS_S, observer.note, cancel, f"reading {file.name}"
-        )
-    except Overloaded as error:
-        raise HubUnavailable(f"{error}; try again later") from None
-
-
-def _request(file: _RemoteFile, count: int, cancel: threading.Event) -> tuple[bytes, int | None]:
+def _first_bytes(file: _RemoteFile, count: int, cancel: threading.Event) -> tuple[bytes, int | None]:
+    """Return the first bytes of a file, at most `count`, and the length of the whole file if the server sends it."""
     import httpx
 
     wanted = {**file.headers, "range": f"bytes=0-{count - 1}"}
     data = bytearray()
     try:
         with new_client() as client, open_response(client, file.url, wanted) as response:
-            if response.status_code in PASSING:
-                raise Overloaded(
-                    f"{response.url.host} is overloaded (HTTP {response.status_code})",
-                    retry_after_s(response.headers.get("retry-after")),
-                )
             if response.status_code not in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT):
                 raise refused(response, file.name, file.url)
             for piece in body_pieces(response):
@@ -248,13 +199,9 @@ def _request(file: _RemoteFile, count: int, cancel: threading.Event) -> tuple[by
                     break
                 if cancel.is_set():
                     raise Aborted(f"reading {file.name} was stopped")
-            return bytes(data[:count]), _length_of(response)
+            length = whole_number(response.headers.get("content-length", ""))
+            if response.status_code == HTTPStatus.PARTIAL_CONTENT:
+                length = content_range(response.headers.get("content-range", ""))[1]
+            return bytes(data[:count]), length
     except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
         raise HubUnavailable(f"cannot read {file.name} from {without_secrets(file.url)}: {error}") from None
-
-
-def _length_of(response: httpx.Response) -> int | None:
-    """Return the length of the whole file; None if the response has none."""
-    if response.status_code == HTTPStatus.PARTIAL_CONTENT:
-        return content_range(response.headers.get("content-range", ""))[1]
-    return whole_number(response.headers.get("content-length", ""))

@@ -15,7 +15,7 @@ from typing import Any, Final
 from paceline.errors import Aborted, PacelineError, QueueFull
 from paceline.hub import ModelReference, is_reference, parse_hub_reference, parse_reference
 from paceline.hub.caches import check_removable, matching_models, remove_models
-from paceline.hub.download import QuietObserver
+from paceline.hub.download import DownloadObserver
 from paceline.hub.locate import Locator
 from paceline.hub.references import hub_settings
 from paceline.server.api_errors import ServerDraining, invalid_request
@@ -29,23 +29,23 @@ MAX_DOWNLOADS: Final = 4
 _STEP_S: Final = 0.1  # between two events of one download
 
 
-class _FeedObserver(QuietObserver):
+class _FeedObserver(DownloadObserver):
     """Reports a download's progress. report: called on the thread that downloads."""
 
     def __init__(self, report: Callable[[dict[str, Any]], None]) -> None:
+        super().__init__()
         self._report = report
         self._files: dict[str, dict[str, int | None]] = {}
-        self._name = ""
+        self._file: dict[str, int | None] = {}
         self._reported_s = 0.0
 
     def begin(self, name: str, total: int | None) -> None:
         super().begin(name, total)
-        self._name = name
-        self._files[name] = {"done": 0, "total": total}
+        self._file = self._files[name] = {"done": 0, "total": total}
         self._send(is_due=True)
 
     def reached(self, num_bytes: int) -> None:
-        self._files[self._name]["done"] = num_bytes
+        self._file["done"] = num_bytes
         self._send(is_due=time.monotonic() - self._reported_s >= _STEP_S)
 
     def end(self) -> None:
@@ -193,7 +193,7 @@ def _files_of(preset: ModelPreset) -> list[Path]:
     files = [Path(path) for path in adapters.values()] if isinstance(adapters, Mapping) else []
     if preset.reference is None:
         return files if preset.settings.model is None else [*files, preset.settings.model]
-    locator = Locator(settings=hub_settings(offline=True), observer=QuietObserver(), cancel=threading.Event())
+    locator = Locator(settings=hub_settings(offline=True), observer=DownloadObserver(), cancel=threading.Event())
     with suppress(PacelineError):  # it was not downloaded yet
         files += locator.locate(preset.reference).parts
     return files
