@@ -151,7 +151,7 @@ def _header_file(locator: Locator, file: _RemoteFile, folder: Path) -> Path:
     while True:
         try:
             data, total = with_retries(
-                partial(_first_bytes, file, count, locator.cancel),
+                partial(first_bytes, file, count, locator.cancel),
                 _WAITS_S,
                 locator.observer.note,
                 locator.cancel,
@@ -183,7 +183,7 @@ def _header_file(locator: Locator, file: _RemoteFile, folder: Path) -> Path:
     return path
 
 
-def _first_bytes(file: _RemoteFile, count: int, cancel: threading.Event) -> tuple[bytes, int | None]:
+def first_bytes(file: _RemoteFile, count: int, cancel: threading.Event) -> tuple[bytes, int | None]:
     """Return the first bytes of a file, at most `count`, and the length of the whole file if the server sends it."""
     import httpx
 

@@ -205,9 +205,9 @@ def some_items(label: str, text: str) -> tuple[str, ...]:
     return found
 
 
-def paths(label: str, text: str) -> tuple[Path, ...]:
-    """Read paths between commas."""
-    return tuple(path(label, item) for item in some_items(label, text))
+def many(read: Reader) -> Reader:
+    """Return a reader of values between commas, at least one."""
+    return lambda label, text: tuple(read(label, item) for item in some_items(label, text))
 
 
 def one_text(label: str, text: str) -> tuple[str, ...]:
@@ -215,11 +215,6 @@ def one_text(label: str, text: str) -> tuple[str, ...]:
     if not text:
         raise InvalidParams(f"{label} is empty; give it a value or leave it out")
     return (validation.text(label, text),)
-
-
-def scaled_paths(label: str, text: str) -> tuple[tuple[Path, float], ...]:
-    """Read FILE:SCALE between commas."""
-    return tuple(_scaled(label, item) for item in some_items(label, text))
 
 
 def named_paths(label: str, text: str) -> tuple[tuple[str, Path], ...]:
@@ -270,16 +265,6 @@ def bias(label: str, text: str) -> tuple[tuple[int, float], ...]:
     if match is None:
         raise InvalidParams(f"{label} must be a token id, + or -, and a number, such as 15043+1, not {_shown(text)}")
     return ((integer(0)(label, match[1]), number(-1e6, 1e6)(label, match[2])),)
-
-
-def metadata(label: str, text: str) -> tuple[tuple[str, bool | int | float | str], ...]:
-    """Read KEY=TYPE:VALUE between commas; the types are int, float, bool and str."""
-    return tuple(_override(label, item) for item in some_items(label, text))
-
-
-def placements(label: str, text: str) -> tuple[tuple[str, str], ...]:
-    """Read PATTERN=TYPE between commas."""
-    return tuple(_placement(label, item) for item in some_items(label, text))
 
 
 def mebibytes(label: str, text: str) -> tuple[int, ...]:
@@ -385,6 +370,12 @@ def _scaled(label: str, item: str) -> tuple[Path, float]:
     if not colon:
         raise InvalidParams(f"{label} must be FILE:SCALE, such as style.gguf:0.5, not {_shown(item)}")
     return path(label, name), number(-1e6, 1e6)(f"{label}: the scale", scale)
+
+
+unscaled_paths: Final = many(lambda label, item: (path(label, item), 1.0))
+scaled_paths: Final = many(_scaled)
+metadata: Final = many(_override)
+placements: Final = many(_placement)
 
 
 def _shown(text: str) -> str:

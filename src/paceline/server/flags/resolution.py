@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 from paceline import validation
 from paceline.config import CONFIG_NAMES, EngineConfig
 from paceline.errors import InvalidParams, PacelineError
-from paceline.hub import HubReference, ModelReference, UrlReference
+from paceline.hub import HubReference, LocalModel, ModelReference, UrlReference
 from paceline.params import SamplingParams
 from paceline.server.flags.setters import (
     DEFAULT,
@@ -27,7 +27,6 @@ from paceline.server.flags.setters import (
     Draft,
     Kind,
     Origin,
-    SpecType,
     on_one_line,
     spec_names,
 )
@@ -354,12 +353,21 @@ def resolve(
     config = _without_model(config, [*variables, *arguments])
     draft = _applied((config, variables, arguments), files, odd_variables(environ))
     is_router = _is_router(draft)
-    reference = None if is_router else _model(draft)
+    named = None if is_router else _model(draft)
     _check_together(draft)
-    if reference is not None:
-        _download(draft, *reference, downloads=prints is None)
+    if named is not None:
+        path, needs_projector = draft.get("aside.model_path"), draft.get("engine.mmproj") is None
+        found = _download(draft, *named, path, downloads=prints is None, with_projector=needs_projector)
+        if found is not None:
+            draft.put("server.model", found.path, draft.origin.name)
+            if needs_projector and found.projector is not None:
+                draft.derive("engine.mmproj", str(found.projector), f"the projector of {draft.origin.name} {named[1]}")
+    repository = draft.get("aside.draft_repository")
+    if not is_router and repository is not None and draft.get("engine.draft_model") is not None:
+        found = _download(draft, "aside.draft_repository", repository, downloads=prints is None)
+        if found is not None:
+            draft.put("engine.draft_model", str(found.path), draft.origin.name)
     if not is_router:
-        _download_draft(draft, downloads=prints is None)
         _read_model(draft)
     return _resolved(draft, prints=prints, is_router=is_router, sources=(config, variables, arguments))
 
@@ -370,11 +378,11 @@ def resolve_model(sources: Sequence[Sequence[GivenFlag]], files: DiskFiles, name
     Nothing is downloaded, and its file need not be there. Raises as `resolve`.
     """
     draft = _applied(sources, files)
-    reference = _model_of_preset(draft, name)
+    named = _model(draft, name)
     draft.put("server.aliases", tuple(dict.fromkeys((name, *draft.get("server.aliases", ())))), "--alias")
     _check_together(draft)
     _read_model(draft)
-    return _resolved(draft, reference=reference)
+    return _resolved(draft, reference=None if named is None else named[1])
 
 
 def resolve_table(path: Path, table: Mapping[str, Any], files: DiskFiles) -> tuple[ServerSettings, tuple[str, ...]]:
@@ -474,78 +482,74 @@ def _spelling(given: GivenFlag) -> str:
 
 def _check_together(draft: Draft) -> None:
     """Derive values that follow from several flags, and check them together. Raises `InvalidParams`."""
-    steps = (
-        _isolation,
-        _sleep,
-        resolve_draft_model,
-        resolve_spec_type,
-        _projector,
-        _lora,
-        _escapes,
-        _tls,
-        _hosts,
-        _bodies,
-        _together,
-    )
-    for step in steps:
-        step(draft)
+    _check_isolation(draft)
+    resolve_draft_model(draft)
+    resolve_spec_type(draft)
+    _projector(draft)
+    _lora(draft)
+    _escapes(draft)
+    _check_server(draft)
+    try:
+        SamplingParams(**draft.place("sampling"))
+        EngineConfig(**{name: value for name, value in draft.place("engine").items() if name in CONFIG_NAMES})
+    except InvalidParams as error:
+        raise InvalidParams(f"flags that do not go together: {error}") from None
 
 
-def _read_model(draft: Draft) -> None:
-    """Derive values that may follow from the model's file, which is there now."""
-    for step in (_context, _batches):
-        step(draft)
+def _model(draft: Draft, preset: str | None = None) -> tuple[str, ModelReference] | None:
+    """Store the model's file, or return its name with the target that the name was given for. preset: of several models.
 
-
-def _model(draft: Draft) -> tuple[str, ModelReference] | None:
-    """Store the model's file; return a name whose files are to be downloaded, and the target that it was given for."""
+    Raises `InvalidParams` if there is no such file, a preset without a model, or two models.
+    """
     named, path = _named_model(draft), draft.get("aside.model_path")
     if named is None:
+        if preset is not None and path is None:
+            raise InvalidParams(
+                f"the preset [{preset}] names no model; give it model = FILE or hf-repo = USER/REPO:QUANT"
+            )
         if path is not None:
-            _model_file(draft, path)
+            draft.origin = draft.origins["aside.model_path"]
+            if preset is None and not draft.files.is_file(path):
+                similar = validation.similar_files(path)
+                if "did you mean" not in similar:
+                    similar = "; -hf takes models of the Hugging Face Hub, and ollama:NAME is a model of Ollama"
+                raise InvalidParams(f"{draft.origin.name}: there is no file {on_one_line(path)}{similar}")
+            draft.put("server.model", path, draft.origin.name)
         return None
     target, reference = named
     draft.origin = draft.origins[target]
-    label = draft.origin.name
-    if path is not None and not isinstance(reference, UrlReference):
-        raise InvalidParams(f"{draft.origins['aside.model_path'].name} and {label} name two models; give one of them")
-    if not draft.get("server.aliases") and isinstance(reference, HubReference):
-        draft.put("server.aliases", (str(reference),), label)
+    if path is not None and (preset is not None or not isinstance(reference, UrlReference)):
+        raise InvalidParams(
+            f"{draft.flag_of('aside.model_path')} and {draft.origin.name} name two models; give one of them"
+        )
+    if preset is None and not draft.get("server.aliases") and isinstance(reference, HubReference):
+        draft.put("server.aliases", (str(reference),), draft.origin.name)
     return named
 
 
-def _download(draft: Draft, target: str, reference: ModelReference, *, downloads: bool) -> None:
+def _download(
+    draft: Draft,
+    target: str,
+    reference: ModelReference,
+    path: Path | None = None,
+    *,
+    downloads: bool,
+    with_projector: bool = False,
+) -> LocalModel | None:
     """Find a model by its name, downloaded if need be; only note it if nothing but the settings is to be printed."""
     draft.origin = draft.origins[target]
-    label, path = draft.origin.name, draft.get("aside.model_path")
     if not downloads:
-        draft.notes.append(f"{label} {reference} is looked for, and downloaded if need be, when the server starts")
-        return
-    found = draft.files.download(
+        draft.notes.append(
+            f"{draft.origin.name} {reference} is looked for, and downloaded if need be, when the server starts"
+        )
+        return None
+    return draft.files.download(
         reference,
         path,
         offline=draft.get("aside.offline", False),
         hf_token=draft.get("aside.hf_token") or None,
-        with_projector=draft.get("engine.mmproj") is None,
+        with_projector=with_projector,
     )
-    draft.put("server.model", found.path, label)
-    if draft.get("engine.mmproj") is None and found.projector is not None:
-        draft.derive("engine.mmproj", str(found.projector), f"the projector of {label} {reference}")
-
-
-def _download_draft(draft: Draft, *, downloads: bool) -> None:
-    """Find a draft model that is used and given by name, as `_download`."""
-    reference = draft.get("aside.draft_repository")
-    if reference is None or draft.get("engine.draft_model") is None:
-        return
-    draft.origin = draft.origins["aside.draft_repository"]
-    label = draft.origin.name
-    if not downloads:
-        draft.notes.append(f"{label} {reference} is looked for, and downloaded if need be, when the server starts")
-        return
-    offline, token = draft.get("aside.offline", False), draft.get("aside.hf_token") or None
-    found = draft.files.download(reference, None, offline=offline, hf_token=token)
-    draft.put("engine.draft_model", str(found.path), label)
 
 
 _OF_ROUTER: Final = ("models_preset", "models_dir", "models_max", "models_memory", "models_autoload")
@@ -562,128 +566,84 @@ def _is_router(draft: Draft) -> bool:
     return False
 
 
-def _model_of_preset(draft: Draft, name: str) -> ModelReference | None:
-    """Store the path of a preset's model, or return its name. Raises `InvalidParams` if it has none, or two."""
-    named, path = _named_model(draft), draft.get("aside.model_path")
-    if named is None:
-        if path is None:
-            raise InvalidParams(
-                f"the preset [{name}] names no model; give it model = FILE or hf-repo = USER/REPO:QUANT"
-            )
-        draft.put("server.model", path, "model")
-        return None
-    target, reference = named
-    if path is not None:
-        raise InvalidParams(
-            f"{draft.origins['aside.model_path'].name} and {draft.origins[target].name} name two models; give one of them"
-        )
-    return reference
-
-
 def _named_model(draft: Draft) -> tuple[str, ModelReference] | None:
     """Return the target and the name of the model, if it is given by name. Raises `InvalidParams` if there are two."""
     targets = ("aside.repository", "aside.model_url", "aside.model_name")
     named = [(target, draft.get(target)) for target in targets if draft.get(target) is not None]
     if len(named) > 1:
-        first, second = (draft.origins[target].name for target, _ in named[:2])
+        first, second = (draft.flag_of(target) for target, _ in named[:2])
         raise InvalidParams(f"{first} and {second} name two models; give one of them")
     file = draft.get("aside.repository_file")
     if file is None:
         return named[0] if named else None
     if not named or named[0][0] != "aside.repository":
-        raise InvalidParams(
-            f"{draft.origins['aside.repository_file'].name} names a file of a repository; give -hf, too"
-        )
+        raise InvalidParams(f"{draft.flag_of('aside.repository_file')} names a file of a repository; give -hf, too")
     target, reference = named[0]
     return target, HubReference(reference.repo, file=file, revision=reference.revision)
 
 
-def _other_names(path: Path) -> str:
-    """Return a hint at a similar file, or at the names of models that are no paths."""
-    similar = validation.similar_files(path)
-    if "did you mean" in similar:
-        return similar
-    return "; -hf takes models of the Hugging Face Hub, and ollama:NAME is a model of Ollama"
-
-
-def _model_file(draft: Draft, path: Path) -> None:
-    draft.origin = draft.origins["aside.model_path"]
-    label = draft.origin.name
-    if not draft.files.is_file(path):
-        raise InvalidParams(f"{label}: there is no file {on_one_line(path)}{_other_names(path)}")
-    draft.put("server.model", path, label)
-
-
-def _isolation(draft: Draft) -> None:
+def _check_isolation(draft: Draft) -> None:
     """Default to a process of its own. An engine of the library defaults to a thread."""
     if draft.get("engine.isolation") is None:
         draft.put("engine.isolation", "process", "--isolation")
         draft.origins["engine.isolation"] = DEFAULT
-    if draft.get("engine.isolation") == "thread" and draft.get("engine.rpc"):
+    if draft.get("engine.isolation") != "thread":
+        return
+    if draft.get("engine.rpc"):
         raise InvalidParams("--rpc needs --isolation process, as llama.cpp ends the process that loses a host")
     for name, target in (
         ("--on-engine-death", "engine.on_engine_death"),
         ("--max-restarts", "engine.max_restarts"),
         ("--hang-timeout", "engine.hang_timeout_s"),
     ):
-        if draft.get("engine.isolation") == "thread" and draft.get(target) is not None:
+        if draft.get(target) is not None:
             raise InvalidParams(
                 f"{name} means nothing with --isolation thread, as a thread dies with its program; leave one out"
             )
-
-
-def _sleep(draft: Draft) -> None:
-    if draft.get("engine.isolation") == "thread" and draft.get("engine.sleep_idle_s") is not None:
+    if draft.get("engine.sleep_idle_s") is not None:
         raise InvalidParams(
             "--sleep-idle-seconds needs --isolation process, whose memory is given back as a whole; leave one of them out"
         )
 
 
+def _read_model(draft: Draft) -> None:
+    """Derive values that may follow from the model's file, which is there now."""
+    _context(draft)
+    n_ctx = draft.get("engine.n_ctx")
+    cells = None if n_ctx is None else -(-n_ctx // _CELLS) * _CELLS
+    _lower(draft, "n_batch", cells, "the context")  # as llama.cpp does
+    _lower(draft, "n_ubatch", draft.get("engine.n_batch", min(_N_BATCH, cells or _N_BATCH)), "n_batch")
+
+
 def _context(draft: Draft) -> None:
     per_slot = draft.get("aside.cells_per_slot")
     if draft.get("aside.as_trained"):
-        asked = draft.origins["engine.n_ctx"].name
+        asked = draft.flag_of("engine.n_ctx")
         model = draft.get("server.model")
-        if model is None and _named_model(draft) is not None:
-            model = _cached_file(draft)
-            if model is None:
+        named = _named_model(draft)
+        if model is None and named is not None:
+            if isinstance(named[1], UrlReference):
                 return  # the file is not there yet
+            try:
+                model = draft.files.download(named[1], None, offline=True, hf_token=None).path
+            except PacelineError:  # nor in a cache
+                return
         trained = draft.files.trained_context(model)
         draft.derive("engine.n_ctx", trained, f"{asked} 0, as many as the model was trained with")
     elif per_slot is not None and draft.get("engine.n_ctx") is None:
         num_slots = draft.get("engine.num_slots", EngineConfig().num_slots)
-        name = draft.origins["aside.cells_per_slot"].name
+        name = draft.flag_of("aside.cells_per_slot")
         draft.derive("engine.n_ctx", per_slot * num_slots, f"{name} {per_slot} times {num_slots} slots")
     if per_slot is not None:
         draft.notes.append(
-            f"{draft.origins['aside.cells_per_slot'].name}: all slots share the cells, so a sequence may use more than {per_slot}"
+            f"{draft.flag_of('aside.cells_per_slot')}: all slots share the cells, so a sequence may use more than {per_slot}"
         )
-
-
-def _cached_file(draft: Draft) -> Path | None:
-    """Return the file of a model that is given by name, if a cache has it."""
-    named = _named_model(draft)
-    if named is None or isinstance(named[1], UrlReference):
-        return None
-    try:
-        return draft.files.download(named[1], None, offline=True, hf_token=None).path
-    except PacelineError:
-        return None
-
-
-def _batches(draft: Draft) -> None:
-    """Lower batches to the context as llama.cpp does, with a note."""
-    n_ctx = draft.get("engine.n_ctx")
-    cells = None if n_ctx is None else -(-n_ctx // _CELLS) * _CELLS
-    _lower(draft, "n_batch", cells, "the context")
-    least = min(_N_BATCH, cells or _N_BATCH)
-    _lower(draft, "n_ubatch", draft.get("engine.n_batch", least), "n_batch")
 
 
 def _lower(draft: Draft, name: str, most: int | None, why: str) -> None:
     value = draft.get(f"engine.{name}")
     if value is not None and most is not None and value > most:
-        label = draft.origins[f"engine.{name}"].name
+        label = draft.flag_of(f"engine.{name}")
         draft.notes.append(f"{label} {value} is lowered to {most}, the size of {why}")
         draft.derive(f"engine.{name}", most, f"{label} {value}, lowered to the size of {why}")
 
@@ -693,19 +653,16 @@ def _projector(draft: Draft) -> None:
     given = {name: draft.get(f"aside.{name}") for name in ("mmproj_path", "mmproj_url")}
     named = [name for name, value in given.items() if value is not None]
     if len(named) > 1:
-        first, second = (draft.origins[f"aside.{name}"].name for name in named)
+        first, second = (draft.flag_of(f"aside.{name}") for name in named)
         raise InvalidParams(f"{first} and {second} name two projectors; give one of them")
     if draft.get("aside.mmproj_auto") is False:
         draft.origin = draft.origins["aside.mmproj_auto"]
-        draft.notes += [
-            f"{draft.origins[f'aside.{name}'].name} has no effect with {draft.origin.name}" for name in named
-        ]
+        _note_unused(draft, [f"aside.{name}" for name in named], f"with {draft.origin.name}")
         draft.put("engine.mmproj", False, draft.origin.name)
     elif named:
         draft.origin = draft.origins[f"aside.{named[0]}"]
-        path = given["mmproj_path"]
-        if path is not None and not draft.files.is_file(path):
-            raise InvalidParams(f"{draft.origin.name}: there is no file {on_one_line(path)}; -mmu takes a URL")
+        if given["mmproj_path"] is not None:
+            draft.check_file(given["mmproj_path"], draft.origin.name, "; -mmu takes a URL")
         draft.put("engine.mmproj", str(given[named[0]]), draft.origin.name)
     elif draft.get("aside.mmproj_auto"):
         draft.origin = draft.origins["aside.mmproj_auto"]
@@ -749,44 +706,25 @@ def unescaped(text: str) -> str:
     return _ESCAPE.sub(lambda match: chr(int(match[1], 16)) if match[1] else _ESCAPES[match[2]], text)
 
 
-def _tls(draft: Draft) -> None:
+def _check_server(draft: Draft) -> None:
     files = {"--ssl-key-file": "server.ssl_keyfile", "--ssl-cert-file": "server.ssl_certfile"}
     given = {name: draft.get(target) for name, target in files.items() if draft.get(target) is not None}
     if len(given) == 1:
         missing = next(name for name in files if name not in given)
         raise InvalidParams(f"{next(iter(given))} needs {missing} beside it: TLS takes a certificate and its key")
     for name, path in given.items():
-        if not draft.files.is_file(path):
-            raise InvalidParams(f"{name}: there is no file {on_one_line(path)}")
-
-
-def _hosts(draft: Draft) -> None:
-    """Reject port 0 with several addresses: each would get a different port."""
+        draft.check_file(path, name)
     hosts = [host for host in draft.get("server.hosts", ()) if not is_socket_path(host)]
     if draft.get("server.port") == 0 and len(hosts) > 1:
         raise InvalidParams(
             f"--port 0 takes any free port, and {' and '.join(hosts)} would get different ones; give a port, or one address"
         )
-
-
-def _bodies(draft: Draft) -> None:
-    total, most = (
-        draft.get("server.max_total_body_bytes"),
-        draft.get("server.max_body_bytes", ServerSettings().max_body_bytes),
-    )
+    total = draft.get("server.max_total_body_bytes")
+    most = draft.get("server.max_body_bytes", ServerSettings().max_body_bytes)
     if total is not None and total < most:
         raise InvalidParams(
             f"--max-total-body-bytes {total} has no room for one body of --max-body-bytes {most}; raise it or lower that"
         )
-
-
-def _together(draft: Draft) -> None:
-    """Check the values together."""
-    try:
-        SamplingParams(**draft.place("sampling"))
-        EngineConfig(**{name: value for name, value in draft.place("engine").items() if name in CONFIG_NAMES})
-    except InvalidParams as error:
-        raise InvalidParams(f"flags that do not go together: {error}") from None
 
 
 # ---- drafts
@@ -809,12 +747,9 @@ def resolve_draft_model(draft: Draft) -> None:
     if model is None:
         if types and "draft-simple" in types:
             raise InvalidParams(
-                f"{draft.origins['aside.spec_type'].name} draft-simple needs a draft model; give -md or -hfd"
+                f"{draft.flag_of('aside.spec_type')} draft-simple needs a draft model; give -md or -hfd"
             )
-        draft.notes += [
-            f"{draft.origins[f'aside.draft.{name}'].name} has no effect without -md or -hfd, a draft model"
-            for name in given
-        ]
+        _note_unused(draft, [f"aside.draft.{name}" for name in given], "without -md or -hfd, a draft model")
         return
     draft.origin = draft.origins[target]
     label = draft.origin.name
@@ -832,73 +767,62 @@ def resolve_draft_model(draft: Draft) -> None:
 
 def _check_heads(draft: Draft, heads: list[str], model: str | None) -> None:
     """Raise `InvalidParams` if draft heads cannot be used, and note options of a draft model that they do not have."""
-    label, types = draft.origins["aside.spec_type"].name, draft.get("aside.spec_type")
+    label, types = draft.flag_of("aside.spec_type"), draft.get("aside.spec_type")
     if len(heads) > 1 or "draft-simple" in types:
         named = ", ".join([*heads, *(kind for kind in types if kind == "draft-simple")])
         raise InvalidParams(f"{label} {named}: one of them can draft beside a model; leave the others out")
     if draft.get("aside.draft_repository") is not None:
-        name = draft.origins["aside.draft_repository"].name
+        name = draft.flag_of("aside.draft_repository")
         raise InvalidParams(f"{name} names draft models, and {heads[0]} takes the file of its heads as -md")
     if model is None and heads[0] != "draft-mtp":
         raise InvalidParams(f"{label} {heads[0]} needs its file; give -md")
-    draft.notes += [
-        f"{draft.origins[f'aside.draft.{name}'].name} has no effect with {heads[0]}, whose heads compute as the model does"
-        for name in _DRAFT_OPTIONS
-        if name != "p_min" and draft.get(f"aside.draft.{name}") is not None
-    ]
+    targets = [f"aside.draft.{name}" for name in _DRAFT_OPTIONS if name != "p_min"]
+    _note_unused(draft, targets, f"with {heads[0]}, whose heads compute as the model does")
 
 
 def _draft_model(draft: Draft) -> tuple[str, str | None]:
     """Return the target of the draft model, and its path or name."""
     path, repository = draft.get("aside.draft_path"), draft.get("aside.draft_repository")
     if path is not None and repository is not None:
-        names = [draft.origins[f"aside.draft_{source}"].name for source in ("path", "repository")]
+        names = [draft.flag_of(f"aside.draft_{source}") for source in ("path", "repository")]
         raise InvalidParams(f"{names[0]} and {names[1]} name two draft models; give one of them")
     if repository is not None:
         return "aside.draft_repository", f"hf:{repository}"
-    if path is not None and not draft.files.is_file(path):
-        raise InvalidParams(
-            f"{draft.origins['aside.draft_path'].name}: there is no file {on_one_line(path)}; -hfd takes draft models of the "
-            "Hugging Face Hub"
-        )
+    if path is not None:
+        draft.check_file(path, draft.flag_of("aside.draft_path"), "; -hfd takes draft models of the Hugging Face Hub")
     return "aside.draft_path", None if path is None else str(path)
 
 
 def resolve_spec_type(draft: Draft) -> None:
     """Make the drafters that llama-server's flags ask for, in its order; note which of them have no effect."""
     names = [name for name in SPEC_TYPES if name in (draft.get("aside.spec_type") or ())]
-    draft.notes += [
-        f"{draft.origins[kind.aside(option)].name} has no effect without --spec-type {other}"
-        for other, kind in SPEC_TYPES.items()
-        for option in kind.sizes
-        if other not in names and draft.get(kind.aside(option)) is not None
-    ]
+    for other, kind in SPEC_TYPES.items():
+        if other not in names:
+            _note_unused(draft, map(kind.aside, kind.sizes), f"without --spec-type {other}")
     if not names:
         if draft.get("engine.speculation") is None:
-            draft.notes += [
-                f"{draft.origins[target].name} has no effect without --spec-type or --speculation"
-                for target in ("engine.max_draft", "engine.min_draft")
-                if draft.get(target) is not None
-            ]
+            targets = ("engine.max_draft", "engine.min_draft")
+            _note_unused(draft, targets, "without --spec-type or --speculation")
         return
     draft.origin = draft.origins["aside.spec_type"]
     if draft.get("engine.speculation") is not None:
         raise InvalidParams(f"--speculation and {draft.origin.name} both name drafters; give one of them")
-    drafters = [_drafter(draft, SPEC_TYPES[name]) for name in names]
+    drafters = [_drafter(draft, name) for name in names]
     draft.put("engine.speculation", drafters if len(drafters) > 1 else drafters[0], draft.origin.name)
 
 
-def _drafter(draft: Draft, kind: SpecType) -> dict[str, Any]:
-    given = {option: draft.get(kind.aside(option)) for option in kind.sizes}
-    options = {
-        option: default if given[option] is None else given[option] for option, (_, default) in kind.sizes.items()
+def _drafter(draft: Draft, kind_name: str) -> dict[str, Any]:
+    kind = SPEC_TYPES[kind_name]
+    options: dict[str, Any] = {
+        option: draft.get(kind.aside(option), default) for option, (_, default) in kind.sizes.items()
     }
-    return {"name": kind.drafter, **options, **_heads_options(draft, kind)}
+    if kind_name in HEADS:
+        path, p_min = draft.get("aside.draft_path"), draft.get("aside.draft.p_min")
+        options |= {} if path is None else {"model": str(path)}
+        options |= {} if p_min is None else {"p_min": p_min}
+    return {"name": kind.drafter, **options}
 
 
-def _heads_options(draft: Draft, kind: SpecType) -> dict[str, Any]:
-    if kind not in [SPEC_TYPES[name] for name in HEADS]:
-        return {}
-    path, p_min = draft.get("aside.draft_path"), draft.get("aside.draft.p_min")
-    options = {"model": None if path is None else str(path), "p_min": p_min}
-    return {name: value for name, value in options.items() if value is not None}
+def _note_unused(draft: Draft, targets: Iterable[str], why: str) -> None:
+    """Note each given flag of these targets that has no effect."""
+    draft.notes += [f"{draft.flag_of(name)} has no effect {why}" for name in targets if draft.get(name) is not None]

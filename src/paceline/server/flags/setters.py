@@ -148,11 +148,20 @@ class Draft:
         self._values.pop(target, None)
         self.origins.pop(target, None)
 
+    def flag_of(self, target: str) -> str:
+        """Return the name of the flag, variable or key that set a value."""
+        return self.origins[target].name
+
     def place(self, name: str) -> dict[str, Any]:
         """Return all values of a place, for example "engine", by their names."""
         return {
             key.removeprefix(f"{name}."): value for key, value in self._values.items() if key.startswith(f"{name}.")
         }
+
+    def check_file(self, path: Path, label: str, way_out: str = "") -> None:
+        """Raise `InvalidParams` if a flag names a file that is not there."""
+        if not self.files.is_file(path):
+            raise InvalidParams(f"{label}: there is no file {on_one_line(path)}{way_out}")
 
     def text_of(self, path: Path, label: str) -> str:
         """Read the text of a file that a flag names. Raises `InvalidParams`."""
@@ -231,25 +240,15 @@ def _check_not_direct(mode: str, label: str) -> None:
         )
 
 
-def adapters(draft: Draft, value: Sequence[Path], label: str) -> None:
-    """Add adapters with scale 1."""
-    scaled_adapters(draft, [(path, 1.0) for path in value], label)
+def adapters(target: str) -> Setter:
+    """Return a setter that adds adapters, each a pair with a path. They are named when all are known."""
 
+    def store(draft: Draft, value: Sequence[tuple[Any, Any]], label: str) -> None:
+        for path in (part for adapter in value for part in adapter if isinstance(part, Path)):
+            draft.check_file(path, label)
+        draft.put(target, (*draft.get(target, ()), *value), label)
 
-def scaled_adapters(draft: Draft, value: Sequence[tuple[Path, float]], label: str) -> None:
-    """Add adapters; they are named when all are known."""
-    for path, _ in value:
-        if not draft.files.is_file(path):
-            raise InvalidParams(f"{label}: there is no file {on_one_line(path)}")
-    draft.put("aside.adapters", (*draft.get("aside.adapters", ()), *value), label)
-
-
-def named_adapters(draft: Draft, value: Sequence[tuple[str, Path]], label: str) -> None:
-    """Add adapters with names of their own."""
-    for _, path in value:
-        if not draft.files.is_file(path):
-            raise InvalidParams(f"{label}: there is no file {on_one_line(path)}")
-    draft.put("aside.named_adapters", (*draft.get("aside.named_adapters", ()), *value), label)
+    return store
 
 
 def model(draft: Draft, value: Path | ModelReference, label: str) -> None:
