@@ -13,7 +13,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from inspect import Parameter, Signature, cleandoc, signature
@@ -334,20 +334,16 @@ def serve(ctx: typer.Context) -> None:
     raise typer.Exit(run_server(ctx.args, names_beside_serve))
 
 
-RunModel = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        autocompletion=model_names,
-        help="GGUF file, of a split set its first part; or USER/REPO[:QUANT] on the Hugging Face Hub, a URL, ollama:NAME.",
-    ),
-]
-RunPrompt = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="PROMPT", help="One message, whose reply ends the command. Without it, a chat.", show_default=False
-    ),
-]
+# Options are laid out by hand, a few lines each.
+# fmt: off
+RunModel = Annotated[str, typer.Argument(
+    metavar="MODEL", autocompletion=model_names,
+    help="GGUF file, of a split set its first part; or USER/REPO[:QUANT] on the Hugging Face Hub, a URL, ollama:NAME.",
+)]
+RunPrompt = Annotated[list[str] | None, typer.Argument(
+    metavar="PROMPT", help="One message, whose reply ends the command. Without it, a chat.", show_default=False,
+)]
+# fmt: on
 
 
 def run(model: str, prompt: list[str] | None = None, **options: Any) -> None:
@@ -380,33 +376,21 @@ def _use_config(ctx: typer.Context, named: Path | None) -> None:
         ctx.default_map = option_values(config, str(ctx.info_name), group.commands)
 
 
-def _signature_of_run() -> Signature:
-    """Return the parameters of `chat`, with arguments of `run` in place of its message and model."""
-    arguments = (
+# The parameters of `run` are those of `chat`, with arguments in place of its message and model.
+_OF_CHAT = signature(chat, eval_str=True).parameters
+run.__signature__ = Signature(  # type: ignore[attr-defined]
+    [
         Parameter("model", Parameter.POSITIONAL_OR_KEYWORD, annotation=RunModel),
         Parameter("prompt", Parameter.POSITIONAL_OR_KEYWORD, annotation=RunPrompt, default=None),
-    )
-    of_chat = signature(chat, eval_str=True).parameters
-    return Signature([*arguments, *(of_chat[name] for name in of_chat if name not in ("message", "model"))])
+        *(_OF_CHAT[name] for name in _OF_CHAT if name not in ("message", "model")),
+    ]
+)
 
 
-run.__signature__ = _signature_of_run()  # type: ignore[attr-defined]
-
-
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        metavar="FILE",
-        envvar=CONFIG_VARIABLE,
-        show_envvar=False,
-        help="Read options from this config file.",
-        show_default="~/.config/paceline/config.toml",
-        callback=_use_config,
-        expose_value=False,
-        is_eager=True,
-    ),
-]
+ConfigOption = Annotated[Path | None, typer.Option(
+    "--config", metavar="FILE", envvar=CONFIG_VARIABLE, show_envvar=False, help="Read options from this config file.",
+    show_default="~/.config/paceline/config.toml", callback=_use_config, expose_value=False, is_eager=True,
+)]  # fmt: skip
 
 
 def _with_config(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -422,17 +406,6 @@ def _with_config(command: Callable[..., Any]) -> Callable[..., Any]:
     return configured
 
 
-def _groups() -> Mapping[str, Mapping[str, Callable[..., Any] | typer.Typer]]:
-    """Return the commands by their names, under the headings of help."""
-    return {
-        "Everyday": {"run": run, "chat": chat, "generate": generate, "serve": serve, "launch": launch, "demo": demo},
-        "Models on this machine": {"pull": pull, "list": list_models, "show": show, "rm": rm, "prune": prune},
-        "Watching an engine": {"ps": ps, "top": top, "bench": bench, "trace": trace_commands, "info": info},
-        "Tokens and vectors": {"tokenize": tokenize, "embed": embed},
-        "Several machines": {"rpc-serve": rpc_serve, "cluster": cluster_commands},
-    }
-
-
 def build_app(*, rich_help: bool = False) -> typer.Typer:
     """Build the application. rich_help: help and usage errors in colours and boxes, for terminals; else plain text."""
     app = typer.Typer(
@@ -445,7 +418,14 @@ def build_app(*, rich_help: bool = False) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": usual_name},
     )
     app.callback()(_common)
-    for heading, commands in _groups().items():
+    groups: dict[str, dict[str, Callable[..., Any] | typer.Typer]] = {
+        "Everyday": {"run": run, "chat": chat, "generate": generate, "serve": serve, "launch": launch, "demo": demo},
+        "Models on this machine": {"pull": pull, "list": list_models, "show": show, "rm": rm, "prune": prune},
+        "Watching an engine": {"ps": ps, "top": top, "bench": bench, "trace": trace_commands, "info": info},
+        "Tokens and vectors": {"tokenize": tokenize, "embed": embed},
+        "Several machines": {"rpc-serve": rpc_serve, "cluster": cluster_commands},
+    }
+    for heading, commands in groups.items():
         for name, command in commands.items():
             if isinstance(command, typer.Typer):
                 app.add_typer(command, name=name, rich_help_panel=heading)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import random
 import statistics
 import time
@@ -234,14 +233,8 @@ def _table_line(cells: Sequence[str]) -> str:
 
 
 def _write_lines(rows: Iterator[Row]) -> None:
-    """Write an object a line, each as soon as it is measured."""
     for row in rows:
-        terminal.write(json.dumps(row, ensure_ascii=False) + "\n")
-
-
-def _write_list(rows: Iterator[Row]) -> None:
-    """Write one JSON list at the end."""
-    terminal.write(json.dumps(list(rows), ensure_ascii=False, indent=2) + "\n")
+        terminal.write_json(row)
 
 
 def _write_csv(rows: Iterator[Row]) -> None:
@@ -258,6 +251,6 @@ def _write_csv(rows: Iterator[Row]) -> None:
 _WRITERS: Final[dict[OutputFormat, Callable[[Iterator[Row]], None]]] = {
     OutputFormat.MD: _write_markdown,
     OutputFormat.CSV: _write_csv,
-    OutputFormat.JSON: _write_list,
+    OutputFormat.JSON: lambda rows: terminal.write_json(list(rows), indent=2),
     OutputFormat.JSONL: _write_lines,
 }

@@ -7,9 +7,10 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -299,21 +300,6 @@ TraceTarget = Annotated[Path | None, showing(
 # fmt: on
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DemoJob:
-    """The options of a demo, checked. llm: keywords of `LLM`; pace: most ticks a second, 0 for no limit."""
-
-    requests: Sequence[DemoRequest]
-    model: ModelChoice
-    llm: Mapping[str, Any]
-    pace: float
-    seed: int
-    max_tokens: int | None
-    is_live: bool
-    as_json: bool
-    trace: Path | None
-
-
 def demo(
     *,
     model: ModelOption = None,
@@ -365,52 +351,68 @@ def demo(
         check_drafter_name(speculation)
         if model is None and DRAFT_MODEL in drafter_parts(speculation):
             options["draft_model"] = demo_draft_model_path()
-    job = DemoJob(
-        requests=parsed,
-        model=ModelChoice(
-            model=model, n_gpu_layers=n_gpu_layers, device=device, show_progress=not as_json, verbose=verbose
-        ),
-        llm=options,
-        pace=pace,
-        seed=secrets.randbits(32) if seed == -1 else seed,
-        max_tokens=max_tokens,
-        is_live=is_live,
-        as_json=as_json,
-        trace=trace,
+    first_seed = secrets.randbits(32) if seed == -1 else seed
+    choice = ModelChoice(
+        model=model, n_gpu_layers=n_gpu_layers, device=device, show_progress=not as_json, verbose=verbose
     )
+    number = partial(completed, parsed, first_seed, max_tokens)
+
+    def work(stop: StopSignal) -> bool:
+        """Run the demo and return whether a request failed, or writing the trace."""
+        from paceline.cli.demo_pace import LenientRecorder, Pacer
+        from paceline.llm import LLM
+
+        pacer = Pacer(pace)
+        numbered = number(_BUFFERED[pace > 0] if is_live else None)
+
+        def end() -> None:
+            pacer.hurry()
+            for request in numbered:
+                request.cancel()
+
+        with ExitStack() as stack:
+            recorder = None if trace is None else stack.enter_context(LenientRecorder(trace))
+            loaded = load(choice, stop)
+            speed_up = None
+            if speculation is not None:
+                if is_live:
+                    terminal.write("Measuring the requests without drafts, then with them ...\n")
+                without = {**options, "speculation": None, "draft_model": None}
+                speed_up = tuple(_rate(number, loaded.model, stop, used) for used in (without, options))
+            instruments = [pacer] if recorder is None else [recorder, pacer]
+            llm = stack.enter_context(LLM(loaded.model, instruments=instruments, **options))
+            stack.enter_context(stop.aborting(end))
+            submit(llm, numbered)
+            if stop.requested:
+                end()
+            if is_live:
+                title = [loaded.model.paths[0].name, terminal.counted(num_slots, "slot")]
+                title += [f"drafts by {speculation}"] if speculation else []
+                title += [f"at most {pace:g} ticks a second"] if pace else []
+                LiveDemo(numbered, " · ".join(title), keys).show(llm)
+            else:
+                _read(numbered, shows=not as_json)
+        found = figures(numbered, pacer, speed_up) | {"load_s": loaded.load_s, "seed": first_seed}
+        if as_json:
+            terminal.write_json({"results": [_result(request) for request in numbered], "summary": found})
+        elif not is_live:
+            terminal.write(figure_line(found) + "\n")
+        else:
+            for request in numbered:
+                if request.error is not None:
+                    terminal.write("".join(f"{line}\n" for line in result_lines(request)), style="red")
+            terminal.write("\n")
+            terminal.write_section("Summary", figure_rows(found))
+        if recorder is not None and recorder.error is not None:
+            problem = recorder.error.strerror or recorder.error
+            terminal.report(f"the trace {trace} is incomplete: {problem}")
+            return True
+        return any(request.error is not None for request in numbered)
+
     with terminal.Keys(sys.stdin.fileno()) if is_live and terminal.can_read_keys() else nullcontext() as keys:
-        have_failed = run(lambda stop: _run(job, keys, stop))
+        have_failed = run(work)
     if have_failed:
         raise typer.Exit(FAILED)
-
-
-def _run(job: DemoJob, keys: terminal.Keys | None, stop: StopSignal) -> bool:
-    """Run the demo and return whether a request failed, or writing the trace."""
-    from paceline.cli.demo_pace import LenientRecorder, Pacer
-    from paceline.llm import LLM
-
-    pacer = Pacer(job.pace)
-    requests = completed(job.requests, job.seed, job.max_tokens, _BUFFERED[job.pace > 0] if job.is_live else None)
-    with ExitStack() as stack:
-        recorder = None if job.trace is None else stack.enter_context(LenientRecorder(job.trace))
-        loaded = load(job.model, stop)
-        speed_up = None if job.llm["speculation"] is None else _speed_up(job, loaded.model, stop)
-        instruments = [pacer] if recorder is None else [recorder, pacer]
-        llm = stack.enter_context(LLM(loaded.model, instruments=instruments, **job.llm))
-        stack.enter_context(stop.aborting(lambda: _end(requests, pacer)))
-        submit(llm, requests)
-        if stop.requested:
-            _end(requests, pacer)
-        if job.is_live:
-            LiveDemo(requests, _title(job, loaded.model), keys).show(llm)
-        else:
-            _read(requests, shows=not job.as_json)
-    _tell(job, requests, pacer, loaded.load_s, speed_up)
-    if recorder is not None and recorder.error is not None:
-        problem = recorder.error.strerror or recorder.error
-        terminal.report(f"the trace {job.trace} is incomplete: {problem}")
-        return True
-    return any(request.error is not None for request in requests)
 
 
 def submit(llm: LLM, requests: Sequence[DemoRequest]) -> None:
@@ -422,27 +424,16 @@ def submit(llm: LLM, requests: Sequence[DemoRequest]) -> None:
         raise errors[0]
 
 
-def _end(requests: Sequence[DemoRequest], pacer: Pacer) -> None:
-    pacer.hurry()
-    for request in requests:
-        request.cancel()
-
-
-def _speed_up(job: DemoJob, model: Model, stop: StopSignal) -> tuple[float | None, float | None]:
-    """Return the tokens a second of the requests without drafts and with them, in engines that have nothing else to do."""
-    if job.is_live:
-        terminal.write("Measuring the requests without drafts, then with them ...\n")
-    without = {**job.llm, "speculation": None, "draft_model": None}
-    return _rate(job, model, stop, without), _rate(job, model, stop, job.llm)
-
-
-def _rate(job: DemoJob, model: Model, stop: StopSignal, options: Mapping[str, Any]) -> float | None:
+def _rate(
+    number: Callable[[], list[DemoRequest]], model: Model, stop: StopSignal, options: Mapping[str, Any]
+) -> float | None:
+    """Return the tokens a second of the requests in an engine that has nothing else to do."""
     from paceline.llm import LLM
 
     num_tokens, elapsed_s = 0, 0.0
     with LLM(model, **options) as llm:
         for _ in range(_MOST_ROUNDS):
-            requests = completed(job.requests, job.seed, job.max_tokens)
+            requests = number()
             start_s = time.perf_counter()
             with stop.aborting(lambda requests=requests: [request.cancel() for request in requests]):  # type: ignore[misc]
                 submit(llm, requests)
@@ -469,14 +460,6 @@ def _read(requests: Sequence[DemoRequest], *, shows: bool) -> None:
             time.sleep(_POLL_S)
 
 
-def _title(job: DemoJob, model: Model) -> str:
-    speculation = job.llm["speculation"]
-    parts = [model.paths[0].name, terminal.counted(job.llm["num_slots"], "slot")]
-    parts += [f"drafts by {speculation}"] if speculation else []
-    parts += [f"at most {job.pace:g} ticks a second"] if job.pace else []
-    return " · ".join(parts)
-
-
 # ---- the picture
 
 
@@ -497,7 +480,12 @@ class LiveDemo:
         with _watched(llm) as state, Live(console=terminal.console(sys.stdout), **drawn) as live:  # type: ignore[arg-type]
             while not all(request.is_over for request in self._requests):
                 live.update(DemoPicture(state, self._title, self.lines(state), self.hint), refresh=True)
-                self._wait()
+                if self._keys is None:
+                    time.sleep(_FRAME_S)
+                else:
+                    self._keys.wait(_FRAME_S)
+                    for key in self._keys.read():
+                        self.press(key)
                 for request in self._requests:
                     request.take()
             live.update(DemoPicture(state, self._title, self.lines(state), ""), refresh=True)
@@ -546,14 +534,6 @@ class LiveDemo:
             for index, choice in enumerate(request.choices)
         ]
 
-    def _wait(self) -> None:
-        if self._keys is None:
-            time.sleep(_FRAME_S)
-            return
-        self._keys.wait(_FRAME_S)
-        for key in self._keys.read():
-            self.press(key)
-
 
 def _state_word(request: DemoRequest, choice: DemoChoice, slot: Mapping[str, Any]) -> str:
     """Return the state of a choice in a word; after its end its finish reason. "unread": its reader has stopped."""
@@ -587,30 +567,8 @@ def _watched(llm: LLM) -> Iterator[TopState]:
 # ---- results and figures
 
 
-def _tell(
-    job: DemoJob,
-    requests: Sequence[DemoRequest],
-    pacer: Pacer,
-    load_s: float,
-    speed_up: tuple[float | None, float | None] | None,
-) -> None:
-    found = figures(requests, pacer, speed_up) | {"load_s": load_s, "seed": job.seed}
-    if job.as_json:
-        report = {"results": [_result(request) for request in requests], "summary": found}
-        terminal.write(json.dumps(report, ensure_ascii=False) + "\n")
-        return
-    if not job.is_live:
-        terminal.write(figure_line(found) + "\n")
-        return
-    for request in requests:
-        if request.error is not None:
-            terminal.write("".join(f"{line}\n" for line in result_lines(request)), style="red")
-    terminal.write("\n")
-    terminal.write_section("Summary", figure_rows(found))
-
-
 def figures(
-    requests: Sequence[DemoRequest], pacer: Pacer, speed_up: tuple[float | None, float | None] | None = None
+    requests: Sequence[DemoRequest], pacer: Pacer, speed_up: tuple[float | None, ...] | None = None
 ) -> dict[str, Any]:
     """Return the figures of a run that has ended, in seconds without the rests of the pacer; None: nothing was measured."""
     now = pacer.metrics.snapshot()

@@ -11,8 +11,8 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from types import FrameType
 from typing import Final, TypeVar
 
@@ -96,27 +96,21 @@ def run(work: Callable[[StopSignal], T]) -> T:
     """
     stop = StopSignal()
     outcome: Future[T] = Future()
+
+    def fulfil() -> None:
+        try:
+            outcome.set_result(work(stop))
+        except BaseException as error:  # noqa: BLE001 (raised again by the thread that waits)
+            outcome.set_exception(error)
+
     with _on_interrupt(stop):
-        threading.Thread(target=_fulfil, args=(outcome, work, stop), name="paceline-work", daemon=True).start()
-        while not _is_done(outcome):
+        threading.Thread(target=fulfil, name="paceline-work", daemon=True).start()
+        while not wait([outcome], _POLL_S).done:
             stop.insist()
     error = outcome.exception()
     if stop.requested and (error is None or isinstance(error, Aborted)):
         raise KeyboardInterrupt
     return outcome.result()
-
-
-def _fulfil(outcome: Future[T], work: Callable[[StopSignal], T], stop: StopSignal) -> None:
-    try:
-        outcome.set_result(work(stop))
-    except BaseException as error:  # noqa: BLE001 (raised again by the thread that waits)
-        outcome.set_exception(error)
-
-
-def _is_done(outcome: Future[T]) -> bool:
-    with suppress(TimeoutError):
-        outcome.exception(_POLL_S)
-    return outcome.done()
 
 
 @contextmanager

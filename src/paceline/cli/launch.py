@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
@@ -158,44 +158,44 @@ AGENTS: Final[Mapping[str, Agent]] = {
 """The agents by the name that the command takes."""
 
 
+# Options are laid out by hand, a few lines each.
+# fmt: off
+AgentName = Annotated[str, typer.Argument(
+    metavar="AGENT", autocompletion=lambda: list(AGENTS), help=f"One of {', '.join(AGENTS)}.",
+)]
+Arguments = Annotated[list[str] | None, typer.Argument(
+    metavar="ARG", help="Arguments of the agent, after --.", show_default=False,
+)]
+ServedModel = Annotated[str | None, choosing_model(
+    "--model", "-m", metavar="MODEL", help="A GGUF file or name to serve; with --url a name of the server's models.",
+    show_default="the first model of the server at --url",
+)]
+RunningServer = Annotated[str | None, running(
+    "--url", metavar="URL", help="Use a server that is running.",
+    show_default=f"with -m a server of its own, else {_DEFAULT_URL}",
+)]
+ServedContext = Annotated[int | None, running(
+    "--ctx-size", "-c", metavar="N", min=1, help="Tokens of context of the server that is started.",
+)]
+Slots = Annotated[int | None, running(
+    "--parallel", "-np", metavar="N", min=1, help="Slots of the server that is started.",
+)]
+PrintOnly = Annotated[bool, showing(
+    "--print", help="Print the settings and the command of the agent, and run nothing.",
+)]
+# fmt: on
+
+
 def launch(
-    agent: Annotated[
-        str, typer.Argument(metavar="AGENT", autocompletion=lambda: list(AGENTS), help=f"One of {', '.join(AGENTS)}.")
-    ],
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="ARG", help="Arguments of the agent, after --.", show_default=False)
-    ] = None,
+    agent: AgentName,
+    arguments: Arguments = None,
     *,
-    model: Annotated[
-        str | None,
-        choosing_model(
-            "--model",
-            "-m",
-            metavar="MODEL",
-            help="A GGUF file or name to serve; with --url a name of the server's models.",
-            show_default="the first model of the server at --url",
-        ),
-    ] = None,
-    url: Annotated[
-        str | None,
-        running(
-            "--url",
-            metavar="URL",
-            help="Use a server that is running.",
-            show_default=f"with -m a server of its own, else {_DEFAULT_URL}",
-        ),
-    ] = None,
+    model: ServedModel = None,
+    url: RunningServer = None,
     api_key: ApiKeyOption = None,
-    ctx_size: Annotated[
-        int | None,
-        running("--ctx-size", "-c", metavar="N", min=1, help="Tokens of context of the server that is started."),
-    ] = None,
-    parallel: Annotated[
-        int | None, running("--parallel", "-np", metavar="N", min=1, help="Slots of the server that is started.")
-    ] = None,
-    print_only: Annotated[
-        bool, showing("--print", help="Print the settings and the command of the agent, and run nothing.")
-    ] = False,
+    ctx_size: ServedContext = None,
+    parallel: Slots = None,
+    print_only: PrintOnly = False,
 ) -> None:
     """Run a coding agent on a local model: find or start a server, and point the agent at it.
 
@@ -210,15 +210,19 @@ def launch(
     starts = url is None and model is not None
     if not starts and (ctx_size is not None or parallel is not None):
         raise InvalidParams("--ctx-size and --parallel are for a server that is started: give -m, and no --url")
+    flags = _serve_flags(str(model), ctx_size, parallel) if starts else None
     if print_only:
-        name = _name_of(str(model))
-        server = Endpoint(_DEFAULT_URL, name, ctx_size or _WANTED_TOKENS) if starts else _found(url, model, api_key)
-        _print(
-            chosen, _setup(chosen, server), arguments or [], _serve_flags(model, ctx_size, parallel) if starts else None
+        server = (
+            Endpoint(_DEFAULT_URL, _name_of(str(model)), ctx_size or _WANTED_TOKENS)
+            if starts
+            else _found(url, model, api_key)
         )
+        _print(chosen, _setup(chosen, server), arguments or [], flags)
         return
-    served = _started(_serve_flags(model, ctx_size, parallel)) if starts else _existing(url, model, api_key)
-    with _ended_by_signals(), served as server:
+    with (
+        _ended_by_signals(),
+        nullcontext(_found(url, model, api_key)) if flags is None else _started(flags) as server,
+    ):
         if server.num_tokens < _WANTED_TOKENS:
             terminal.note(
                 f"Note: {server.model} has {server.num_tokens:,} tokens of context, and {agent} may need up to "
@@ -229,11 +233,6 @@ def launch(
 
 
 # ---- the server
-
-
-@contextmanager
-def _existing(url: str | None, model: str | None, api_key: str | None) -> Iterator[Endpoint]:
-    yield _found(url, model, api_key)
 
 
 def _found(url: str | None, model: str | None, api_key: str | None) -> Endpoint:
@@ -295,8 +294,8 @@ def _name_of(model: str) -> str:
     return model.rsplit("/", 1)[-1].removesuffix(".gguf")
 
 
-def _serve_flags(model: str | None, ctx_size: int | None, parallel: int | None) -> list[str]:
-    flags = ["-m", str(model), "-a", _name_of(str(model)), "--host", "127.0.0.1"]
+def _serve_flags(model: str, ctx_size: int | None, parallel: int | None) -> list[str]:
+    flags = ["-m", model, "-a", _name_of(model), "--host", "127.0.0.1"]
     flags += [] if ctx_size is None else ["-c", str(ctx_size)]
     return flags + ([] if parallel is None else ["-np", str(parallel)])
 

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -20,7 +20,7 @@ from paceline import validation
 from paceline.cli import terminal
 from paceline.cli.endings import INTERRUPTED
 from paceline.cli.inputs import text_argument
-from paceline.cli.options import VerboseOption, running
+from paceline.cli.options import VerboseOption, running, show_log
 from paceline.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -35,29 +35,28 @@ _DANGER: Final = (
 )
 
 
+# Options are laid out by hand, a few lines each.
+# fmt: off
+Host = Annotated[str, running("--host", "-H", metavar="HOST", help="IPv4 address or name to bind to.")]
+Port = Annotated[int, running("--port", "-p", metavar="PORT", min=1, max=65535, help="Port.")]
+LentDevices = Annotated[list[str] | None, running(
+    "--device", "-d", metavar="NAME,...", help="Devices to lend; see `paceline info`.",
+    show_default="all GPUs; without one the CPU",
+)]
+Threads = Annotated[int | None, running(
+    "--threads", "-t", metavar="N", min=1, max=512, help="CPU threads.", show_default="physical cores",
+)]
+Cache = Annotated[bool, running("--cache", "-c", help="Keep tensors in files, so that a model is sent once.")]
+# fmt: on
+
+
 def rpc_serve(
     *,
-    host: Annotated[
-        str, running("--host", "-H", metavar="HOST", help="IPv4 address or name to bind to.")
-    ] = "127.0.0.1",
-    port: Annotated[int, running("--port", "-p", metavar="PORT", min=1, max=65535, help="Port.")] = DEFAULT_PORT,
-    device: Annotated[
-        list[str] | None,
-        running(
-            "--device",
-            "-d",
-            metavar="NAME,...",
-            help="Devices to lend; see `paceline info`.",
-            show_default="all GPUs; without one the CPU",
-        ),
-    ] = None,
-    threads: Annotated[
-        int | None,
-        running("--threads", "-t", metavar="N", min=1, max=512, help="CPU threads.", show_default="physical cores"),
-    ] = None,
-    cache: Annotated[
-        bool, running("--cache", "-c", help="Keep tensors in files, so that a model is sent once.")
-    ] = False,
+    host: Host = "127.0.0.1",
+    port: Port = DEFAULT_PORT,
+    device: LentDevices = None,
+    threads: Threads = None,
+    cache: Cache = False,
     verbose: VerboseOption = False,
 ) -> None:
     """Lend this machine's devices to engines elsewhere (`--rpc HOST:PORT`), one at a time, until it is stopped.
@@ -70,19 +69,12 @@ def rpc_serve(
     names = [name for given in device or () for name in text_argument("--device", given).split(",")]
     lent = rpc.lent_devices(names)
     address = rpc.listening_address(text_argument("--host", host), port)
-    folder = _checked_cache() if cache else None
-    _log_to_stderr(verbose)
+    folder = rpc.cache_folder() if cache else None
+    for path in [] if folder is None else rpc.checked_cache(folder):
+        terminal.note(f"Removed a damaged tensor of the cache: {path}")
+    show_log(logging.DEBUG if verbose else logging.WARNING)
     announce(address, port, lent, folder)
     _serve(address, port, lent, threads, folder)
-
-
-def _checked_cache() -> Path:
-    from paceline.runtime import rpc
-
-    folder = rpc.cache_folder()
-    for path in rpc.checked_cache(folder):
-        terminal.note(f"Removed a damaged tensor of the cache: {path}")
-    return folder
 
 
 def announce(address: str, port: int, lent: list[Device], folder: Path | None) -> None:
@@ -122,14 +114,6 @@ def _end(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
     os._exit(INTERRUPTED if number == signal.SIGINT else 0)
 
 
-def _log_to_stderr(verbose: bool) -> None:
-    logger = logging.getLogger("paceline.llama")
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(terminal.LogLines())
-    logger.addHandler(handler)
-    logger.setLevel(logging.DEBUG if verbose else logging.WARNING)
-
-
 cluster_commands = typer.Typer(help="Serve models from several replicas, on Ray Serve.", no_args_is_help=True)
 
 
@@ -152,7 +136,9 @@ def serve(
     for note in found.notes:
         terminal.note(f"Note: {note}")
     if check:
-        terminal.write("".join(f"{_line(model)}\n" for model in found.models))
+        for model in found.models:
+            replicas = f"{model.replicas.min} to {model.replicas.max} replicas"
+            terminal.write(f"{model.name}: {model.entry.model or 'the demo model'}, {replicas}\n")
         return
     try:
         from paceline.ray_serve import deploy
@@ -167,17 +153,8 @@ def serve(
             signal.signal(number, lambda *_: stop.set())
         options = found.options
         url = f"http://{options.host}:{options.port}{options.route_prefix}"
-        terminal.note(f"{_names(found.models)} served on {url}")
+        names = [model.name for model in found.models]
+        terminal.note(f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} served on {url}")
 
     data = validation.read_file(config, validation.MAX_CONFIG_BYTES)
     deploy.serve_until(stop, config, data, found, note_ready)
-
-
-def _names(models: Any) -> str:
-    names = [model.name for model in models]
-    return f"{names[0]} is" if len(names) == 1 else f"{', '.join(names)} are"
-
-
-def _line(model: Any) -> str:
-    replicas = model.replicas
-    return f"{model.name}: {model.entry.model or 'the demo model'}, {replicas.min} to {replicas.max} replicas"

@@ -341,7 +341,7 @@ def load(choice: ModelChoice, stop: StopSignal) -> LoadedModel:
     from paceline.runtime import Model
 
     if choice.verbose:
-        _show_log()
+        show_log(logging.DEBUG)
     path = demo_model_path() if choice.model is None else _local_path(choice, stop)
     start = time.perf_counter()
     with _progress_bar(f"Loading {path.name}", choice.show_progress and not choice.verbose) as progress:
@@ -413,12 +413,13 @@ def _progress_bar(title: str, wanted: bool) -> Iterator[Callable[[float], object
         yield lambda share: bar.update(task, completed=share)
 
 
-def _show_log() -> None:
+def show_log(level: int) -> None:
+    """Write llama.cpp's log to stderr."""
     logger = logging.getLogger("paceline.llama")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(terminal.LogLines())
     logger.addHandler(handler)
-    logger.setLevel(logging.DEBUG)
+    logger.setLevel(level)
 
 
 # ---- images and audio

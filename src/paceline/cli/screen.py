@@ -259,12 +259,9 @@ def _slot_row(slot: Members, *, is_wide: bool) -> list[Text | ProgressBar]:
         Text(rate, "bold"),
     ]
     if is_wide:
-        row += [_progress(slot, style), Text(_preempted_words(slot["num_preempted"]), "magenta")]
+        preempted = f"preempted {slot['num_preempted']} times" if slot["num_preempted"] else ""
+        row += [_progress(slot, style), Text(preempted, "magenta")]
     return row
-
-
-def _preempted_words(count: int) -> str:
-    return f"preempted {count} times" if count else ""
 
 
 def _progress(slot: Members, style: str) -> ProgressBar | Text:
@@ -299,18 +296,14 @@ def _ticks(state: TopState, width: int) -> Iterator[Text]:
     for row in range(_TICK_ROWS, 0, -1):
         line = Text(f"{top_ms * row / _TICK_ROWS:7.1f} │", "dim", no_wrap=True)
         for column in columns:
-            line.append(_block(_longest_ms(column) / top_ms, row), _column_style(column, target_ms))
+            filled = _longest_ms(column) / top_ms * _TICK_ROWS - (row - 1)  # the column's part in this row
+            block = _BLOCKS[round(min(max(filled, 0.0), 1.0) * (len(_BLOCKS) - 1))]
+            line.append(block, _column_style(column, target_ms))
         yield line
 
 
 def _longest_ms(column: Members) -> float:
     return float(column.get("longest_ms", column["ms"]))
-
-
-def _block(share: float, row: int) -> str:
-    """Return the part of a column of this share of the height that lies in a row, counted from below."""
-    filled = share * _TICK_ROWS - (row - 1)
-    return _BLOCKS[round(min(max(filled, 0.0), 1.0) * (len(_BLOCKS) - 1))]
 
 
 def _column_style(column: Members, target_ms: float) -> str:

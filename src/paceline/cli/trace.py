@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
 import msgspec
@@ -177,16 +177,14 @@ class _SlotTracker:
             case SlotFreed():
                 self._leave(event, "ended")
             case EndRecord():
-                self._end(event, _ending(event.reason))
+                is_cancelled = event.reason in CANCELLED
+                self._end(event, "ended" if event.reason in COMPLETED else "cancelled" if is_cancelled else "failed")
             case TickRecord():
                 self._ticked_s = event.start_s + event.elapsed_s
             case EngineRestarted():
-                self._restart()
-
-    def _restart(self) -> None:
-        """Empty all slots, as their process died after its last tick."""
-        for stay in (stay for choices in self._latest.values() for stay in choices.values() if stay.end_s is None):
-            stay.end_s, stay.ending = max(stay.start_s, self._ticked_s), "preempted"
+                left_s = self._ticked_s  # the process died after its last tick
+                for stay in (stay for stays in self._latest.values() for stay in stays.values() if stay.end_s is None):
+                    stay.end_s, stay.ending = max(stay.start_s, left_s), "preempted"
 
     def _leave(self, event: Preempted | SlotFreed, ending: Ending) -> None:
         stay = self._latest.get(event.key, {}).get(event.choice)
@@ -202,12 +200,6 @@ class _SlotTracker:
         last_s = max((stay.end_s or 0.0 for stay in seated), default=None)
         for stay in seated:
             stay.ending = ending if stay.end_s == last_s else "ended"
-
-
-def _ending(reason: FinishReason) -> Ending:
-    if reason in COMPLETED:
-        return "ended"
-    return "cancelled" if reason in CANCELLED else "failed"
 
 
 MOST_TICKS: Final = 20_000
@@ -254,7 +246,14 @@ def viewer_data(trace: Trace, *, title: str) -> dict[str, Any]:
         "requests": [
             _request(event, ends.get(event.key)) for event in trace.events if isinstance(event, RequestRecord)
         ],
-        "stays": [_stay(stay) for stay in stays],
+        "stays": [
+            {
+                **asdict(stay),
+                "start_s": round(stay.start_s, _MS_DIGITS),
+                "end_s": None if stay.end_s is None else round(stay.end_s, _MS_DIGITS),
+            }
+            for stay in stays
+        ],
     }
 
 
@@ -279,15 +278,4 @@ def _request(record: RequestRecord, end: EndRecord | None) -> dict[str, Any]:
         "ttft_s": None if end is None else end.usage.ttft_s,
         "ended_at_s": None if end is None else round(end.now_s, _MS_DIGITS),
         "reason": None if end is None else end.reason,
-    }
-
-
-def _stay(stay: SlotStay) -> dict[str, Any]:
-    return {
-        "slot": stay.slot,
-        "key": stay.key,
-        "choice": stay.choice,
-        "start_s": round(stay.start_s, _MS_DIGITS),
-        "end_s": None if stay.end_s is None else round(stay.end_s, _MS_DIGITS),
-        "ending": stay.ending,
     }

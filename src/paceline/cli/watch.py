@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -19,7 +18,7 @@ import typer
 from paceline.cli import terminal
 from paceline.cli.launch import is_loopback
 from paceline.cli.options import ApiKeyOption
-from paceline.errors import EngineError, InvalidParams, PacelineError
+from paceline.errors import EngineError, InvalidParams, PacelineError, Unsupported
 
 if TYPE_CHECKING:
     import httpx
@@ -175,33 +174,39 @@ _SHARED: Final = (
 _BEGINNINGS: Final = ("Once upon a time", "One cold morning", "Tonight it was the owl's turn.", "The bear began:")
 
 
+# Options are laid out by hand, a few lines each.
+# fmt: off
+ServerUrl = Annotated[str, typer.Argument(
+    metavar="[URL]", help="URL of a paceline server, with its prefix if it has one.",
+)]
+ModelName = Annotated[str | None, typer.Option(
+    "--model", "-m", metavar="NAME", help="Name of a model, for a server with several models.", show_default=False,
+)]
+OfDemo = Annotated[bool, typer.Option("--demo", help="Watch the demo model, which generates in this process.")]
+IntervalMs = Annotated[int, typer.Option(
+    "--interval-ms", min=100, max=60_000, metavar="N", help="Minimum of time between two pictures.",
+)]
+Once = Annotated[bool, typer.Option("--once", help="Show one picture and end, as if stdout is no terminal.")]
+UrlOption = Annotated[str | None, typer.Option(
+    "--url", metavar="URL", help="Ask this server, which may be on another machine.",
+)]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON list.")]
+TraceFile = Annotated[Path, typer.Argument(metavar="FILE", help="Trace, one JSON object a line.", show_default=False)]
+HtmlTarget = Annotated[Path | None, typer.Option(
+    "--html", metavar="FILE", help="Write a timeline to move about in there, as one HTML file.", show_default=False,
+)]
+# fmt: on
+
+
 def top(
     ctx: typer.Context,
-    url: Annotated[
-        str, typer.Argument(metavar="[URL]", help="URL of a paceline server, with its prefix if it has one.")
-    ] = _DEFAULT_URL,
+    url: ServerUrl = _DEFAULT_URL,
     *,
     api_key: ApiKeyOption = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            "-m",
-            metavar="NAME",
-            help="Name of a model, for a server with several models.",
-            show_default=False,
-        ),
-    ] = None,
-    demo: Annotated[
-        bool, typer.Option("--demo", help="Watch the demo model, which generates in this process.")
-    ] = False,
-    interval_ms: Annotated[
-        int,
-        typer.Option("--interval-ms", min=100, max=60_000, metavar="N", help="Minimum of time between two pictures."),
-    ] = 250,
-    once: Annotated[
-        bool, typer.Option("--once", help="Show one picture and end, as if stdout is no terminal.")
-    ] = False,
+    model: ModelName = None,
+    demo: OfDemo = False,
+    interval_ms: IntervalMs = 250,
+    once: Once = False,
 ) -> None:
     """Show what an engine does: slots, the last ticks, shared prefixes, memory, latencies. q quits.
 
@@ -221,14 +226,18 @@ def top(
 
 def _show(source: EventSource, *, once: bool) -> None:
     """Draw the events of a source until it ends, a key or Ctrl-C."""
-    from paceline.cli.screen import TopState
+    from paceline.cli.screen import TopPicture, TopState
 
     state, stop = TopState(), threading.Event()
     reading = threading.Thread(target=source.run, args=(state.take, stop), name="paceline-top", daemon=True)
     reading.start()
     try:
         if once:
-            _draw_once(state, source, reading)
+            began_s = time.monotonic()
+            while reading.is_alive() and not (state.members and time.monotonic() - began_s > _ONCE_S):
+                time.sleep(0.05)
+            if source.failure is None:
+                terminal.console(sys.stdout).print(TopPicture(state, source.name, source.status))
         else:
             _draw(state, source, reading)
     finally:
@@ -237,16 +246,6 @@ def _show(source: EventSource, *, once: bool) -> None:
             reading.join(1.0)
     if source.failure is not None:
         raise source.failure
-
-
-def _draw_once(state: TopState, source: EventSource, reading: threading.Thread) -> None:
-    from paceline.cli.screen import TopPicture
-
-    began_s = time.monotonic()
-    while reading.is_alive() and not (state.members and time.monotonic() - began_s > _ONCE_S):
-        time.sleep(0.05)
-    if source.failure is None:
-        terminal.console(sys.stdout).print(TopPicture(state, source.name, source.status))
 
 
 def _draw(state: TopState, source: EventSource, reading: threading.Thread) -> None:
@@ -302,57 +301,30 @@ def _working_demo() -> Iterator[LLM]:
 _TIMEOUT_S: Final = 3.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServedRow:
-    """A model in a server, or a server without a loaded model.
-
-    Attributes:
-        model: The model's name; None for a server of several models that has loaded none.
-        size: Bytes of the weights; None if unknown.
-        url: The server's address.
-        busy: Slots that compute; None if the server does not say.
-        slots: All slots; None likewise.
-        started: When the server began to listen, in Unix seconds; None if unknown.
-        pid: The server's process; None for a server of another machine.
-        state: "ready", "loading", or why the rest is unknown.
-    """
-
-    model: str | None
-    size: int | None = None
-    url: str
-    busy: int | None = None
-    slots: int | None = None
-    started: float | None = None
-    pid: int | None = None
-    state: str = "ready"
+_ROW: Final[Mapping[str, Any]] = dict.fromkeys(("model", "size", "url", "busy", "slots", "started", "pid"))
+"""A row of `ps`, with None for what is unknown: a model's name, the bytes of its weights, the server's address, its busy slots
+and all slots, the Unix seconds of its start, and its process, if that is of this machine. A state follows."""
 
 
-def ps(
-    *,
-    url: Annotated[
-        str | None, typer.Option("--url", metavar="URL", help="Ask this server, which may be on another machine.")
-    ] = None,
-    api_key: ApiKeyOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON list.")] = False,
-) -> None:
+def ps(*, url: UrlOption = None, api_key: ApiKeyOption = None, as_json: AsJson = False) -> None:
     """List the servers that run on this machine, and the models that they have loaded.
 
     Servers of other users are not listed. A server with keys shows its models and slots to a client with a key.
     """
     rows = list(_local_rows(api_key) if url is None else _rows_at(url, api_key))
     if as_json:
-        terminal.write(json.dumps([asdict(row) for row in rows], ensure_ascii=False, indent=2) + "\n")
+        terminal.write_json(rows, indent=2)
     elif not rows:
         terminal.note("No server runs on this machine; `paceline serve` starts one.")
     else:
         heading = ("MODEL", "SIZE", "ADDRESS", "SLOTS", "UP SINCE")
         terminal.write_table(heading, [_cells(row) for row in rows])
         for row in rows:
-            if row.state not in ("ready", "loading"):
-                terminal.note(f"{row.url}: {row.state}")
+            if row["state"] not in ("ready", "loading"):
+                terminal.note(f"{row['url']}: {row['state']}")
 
 
-def _local_rows(api_key: str | None) -> Iterator[ServedRow]:
+def _local_rows(api_key: str | None) -> Iterator[dict[str, Any]]:
     from paceline.server.listeners import running_servers
 
     for server in running_servers():
@@ -360,13 +332,15 @@ def _local_rows(api_key: str | None) -> Iterator[ServedRow]:
         try:
             found = _loaded_models(server.urls[0], api_key, checks_certificate=False)
         except EngineError as error:
-            yield ServedRow(model=server.model, state=str(error), **facts)
+            yield {**_ROW, "model": server.model, **facts, "state": str(error)}
             continue
         state = "ready" if server.model is None else "loading"
-        yield from (ServedRow(**row, **facts) for row in found or [{"model": server.model, "state": state}])
+        yield from ({**_ROW, **row, **facts, "state": "ready"} for row in found)
+        if not found:
+            yield {**_ROW, "model": server.model, **facts, "state": state}
 
 
-def _rows_at(url: str, api_key: str | None) -> Iterator[ServedRow]:
+def _rows_at(url: str, api_key: str | None) -> Iterator[dict[str, Any]]:
     root = url.rstrip("/").removesuffix("/v1")
     if urlsplit(root).scheme not in ("http", "https") or not urlsplit(root).hostname:
         raise InvalidParams(f"--url must begin with http:// or https://, as in http://127.0.0.1:8080, not {url!r:.200}")
@@ -374,7 +348,9 @@ def _rows_at(url: str, api_key: str | None) -> Iterator[ServedRow]:
         found = _loaded_models(root, api_key, checks_certificate=True)
     except EngineError as error:
         raise EngineError(f"the server at {root} is not listed: {error}") from None
-    yield from (ServedRow(**row, url=root) for row in found or [{"model": None, "state": "no model is loaded"}])
+    yield from ({**_ROW, **row, "url": root, "state": "ready"} for row in found)
+    if not found:
+        yield {**_ROW, "url": root, "state": "no model is loaded"}
 
 
 def _loaded_models(url: str, api_key: str | None, *, checks_certificate: bool) -> list[dict[str, Any]]:
@@ -416,17 +392,16 @@ def _slots(client: Client, model: str) -> dict[str, int]:
     return {}
 
 
-def _cells(row: ServedRow) -> tuple[str, ...]:
+def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     from paceline.hub.locate import shown_bytes
 
-    since = "-" if row.started is None else f"{datetime.fromtimestamp(row.started, UTC).astimezone():%Y-%m-%d %H:%M}"
-    slots = "-" if row.slots is None else f"{row.busy}/{row.slots}"
+    started, slots = row["started"], "-" if row["slots"] is None else f"{row['busy']}/{row['slots']}"
     return (
-        row.model or "(none loaded)",
-        "-" if not row.size else shown_bytes(row.size),
-        row.url,
-        row.state if row.state == "loading" else slots,
-        since,
+        row["model"] or "(none loaded)",
+        shown_bytes(row["size"]) if row["size"] else "-",
+        row["url"],
+        row["state"] if row["state"] == "loading" else slots,
+        "-" if started is None else f"{datetime.fromtimestamp(started, UTC).astimezone():%Y-%m-%d %H:%M}",
     )
 
 
@@ -439,43 +414,26 @@ def _trace() -> None:
 
 
 @trace_commands.command(no_args_is_help=True)
-def show(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Trace, one JSON object a line.", show_default=False)],
-    *,
-    html: Annotated[
-        Path | None,
-        typer.Option(
-            "--html",
-            metavar="FILE",
-            help="Write a timeline to move about in there, as one HTML file.",
-            show_default=False,
-        ),
-    ] = None,
-) -> None:
+def show(file: TraceFile, *, html: HtmlTarget = None) -> None:
     """Summarize a trace, and write its timeline as a page: slots over time, ticks as columns."""
     from paceline.cli.trace import summarize, viewer_html
     from paceline.observability.trace_file import read_trace
 
     trace = read_trace(file)
     if html is not None:
-        html.write_text(viewer_html(_viewer(), trace, title=_title(file)), encoding="utf-8")
+        from paceline.server.web_page import TRACE_VIEWER, built_folder
+
+        viewer = built_folder() / TRACE_VIEWER
+        if not viewer.is_file():
+            raise Unsupported(
+                "--html needs the trace viewer, which was not built into this installation: it is built with the web page "
+                "where Node.js is installed (PACELINE_WEBUI=ON)"
+            )
+        page = viewer_html(viewer.read_text(encoding="utf-8"), trace, title=_title(file))
+        html.write_text(page, encoding="utf-8")
     if trace.is_truncated:
         terminal.note(f"{file} ends within a line, which was left out")
     terminal.write_section(_title(file), _rows(summarize(trace)))
-
-
-def _viewer() -> str:
-    """Return the trace viewer of the built page. Raises `Unsupported` if the page was not built."""
-    from paceline.errors import Unsupported
-    from paceline.server.web_page import TRACE_VIEWER, built_folder
-
-    path = built_folder() / TRACE_VIEWER
-    if not path.is_file():
-        raise Unsupported(
-            "--html needs the trace viewer, which was not built into this installation: it is built with the web page "
-            "where Node.js is installed (PACELINE_WEBUI=ON)"
-        )
-    return path.read_text(encoding="utf-8")
 
 
 def _title(file: Path) -> str:

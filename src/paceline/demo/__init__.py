@@ -1,4 +1,4 @@
-"""The demo models that come with paceline; MODEL_CARD.md describes them, vision/MODEL_CARD.md the one that sees."""
+"""The demo models of the package. MODEL_CARD.md describes the model and its draft model, vision/MODEL_CARD.md the third."""
 
 from __future__ import annotations
 
@@ -9,23 +9,17 @@ from paceline.errors import ModelLoadError
 
 
 def demo_model_path() -> Path:
-    """Return the path of the model that is used where none is named. Raises `ModelLoadError` where the installation lacks it."""
+    """Return the path of the model that is loaded by default. Raises `ModelLoadError` if the installation lacks it."""
     return _installed("paceline-demo.gguf")
 
 
 def demo_draft_model_path() -> Path:
-    """Return the path of the draft model, a tenth of the demo model with the same vocabulary.
-
-    Raises `ModelLoadError` where the installation lacks it.
-    """
+    """Return the path of the draft model: a tenth of the demo model's size, with its vocabulary. Raises `ModelLoadError`."""
     return _installed("paceline-demo-draft.gguf")
 
 
 def demo_vision_model_path() -> Path:
-    """Return the path of the demo model that sees; its projector lies beside it, where `LLM` finds it.
-
-    Raises `ModelLoadError` where the installation lacks it.
-    """
+    """Return the path of the demo model for images. Its projector is beside it. Raises `ModelLoadError`."""
     return _installed("vision/paceline-demo-vision.gguf")
 
 
