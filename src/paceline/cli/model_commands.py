@@ -13,16 +13,15 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline import validation
+from paceline import demo, validation
 from paceline.cli import terminal
 from paceline.cli.config_file import CONFIG_VARIABLE, MODEL_VARIABLE, ConfigFile, check_config, default_path, entries
 from paceline.cli.endings import StopSignal, run
@@ -30,13 +29,24 @@ from paceline.cli.inputs import text_argument
 from paceline.cli.options import ModelChoice, load, model_names
 from paceline.config import MAX_RPC_SERVERS
 from paceline.errors import Aborted, InvalidParams, ModelLoadError, ModelNotFound, PacelineError, RpcServerUnavailable
-from paceline.hub.references import HubReference, UrlReference
+from paceline.hub import (
+    HubReference,
+    ModelReference,
+    UrlReference,
+    check_file,
+    check_is_path,
+    is_reference,
+    local_model,
+    parse_hub_reference,
+    parse_reference,
+)
+from paceline.hub.caches import find_leftovers, find_models, matching_models, remove_leftovers, remove_models
+from paceline.hub.locate import shown_bytes
+from paceline.hub.references import hub_settings
 from paceline.validation import addresses
 
 if TYPE_CHECKING:
-    from paceline.hub import ModelReference
-    from paceline.hub.caches import FoundModel
-    from paceline.runtime import DeviceMemory, Model
+    from paceline.runtime import Model
 
 
 _downloading = partial(typer.Option, rich_help_panel="How it is downloaded")
@@ -77,15 +87,38 @@ def pull(
     is there already, or in llama.cpp's or Ollama's, is not downloaded. Ctrl-C keeps what has arrived, and the next pull
     continues it.
     """
-    reference = _with_file(parse_name(model), hf_file)
-    run(lambda stop: _pull(reference, stop, hf_token=hf_token, offline=offline, projector=not no_mmproj, quiet=quiet))
+    reference = parse_name(model)
+    if hf_file is not None:
+        if not isinstance(reference, HubReference):
+            raise InvalidParams(
+                f"--hf-file needs a repository of the Hugging Face Hub, and {reference} is not a repository"
+            )
+        reference = HubReference(reference.repo, file=check_file(hf_file, "--hf-file"), revision=reference.revision)
+    note: Callable[[str], object] = (lambda _: None) if quiet else terminal.note
+
+    def work(stop: StopSignal) -> None:
+        try:
+            found = local_model(
+                reference,
+                offline=offline,
+                hf_token=hf_token,
+                with_projector=not no_mmproj,
+                cancel=stop.event,
+                stream=io.StringIO() if quiet else sys.stderr,
+                note=note,
+            )
+        except Aborted as error:
+            note(str(error))
+            raise
+        for path in (*found.parts, found.projector):
+            if path is not None:
+                terminal.write(f"{path}\n")
+
+    run(work)
 
 
 def list_models(*, as_json: AsJson = False) -> None:
     """List the models that huggingface_hub, llama.cpp, Ollama and paceline have downloaded."""
-    from paceline.hub.caches import find_models
-    from paceline.hub.references import hub_settings
-
     settings = hub_settings()
     models = find_models(settings)
     if as_json:
@@ -94,7 +127,8 @@ def list_models(*, as_json: AsJson = False) -> None:
     elif not models:
         terminal.note(f"There are no models in {settings.cache} and the other caches; `paceline pull` downloads one.")
     else:
-        terminal.write_table(("NAME", "SIZE", "DOWNLOADED", "BY"), [_row(each) for each in models])
+        rows = [(model.name, shown_bytes(model.size), terminal.day(model.modified), model.source) for model in models]
+        terminal.write_table(("NAME", "SIZE", "DOWNLOADED", "BY"), rows)
 
 
 def show(model: ListedName, *, hf_token: HfToken = None, offline: Offline = False, as_json: AsJson = False) -> None:
@@ -102,32 +136,36 @@ def show(model: ListedName, *, hf_token: HfToken = None, offline: Offline = Fals
 
     Of a model that was not downloaded, only the first bytes are requested.
     """
-    from paceline.hub.caches import matching_models
-    from paceline.hub.references import hub_settings
-
-    wanted, settings = parse_listed(model), hub_settings(token=hf_token, offline=offline)
+    reference, settings = parse_listed(model), hub_settings(token=hf_token, offline=offline)
     try:
-        facts = [_facts(each) for each in matching_models(settings, wanted)]
+        facts = [
+            {
+                "name": found.name,
+                "downloaded_by": found.source,
+                "size": shown_bytes(found.size),
+                "quantisation": found.quantisation,
+                **_header_facts(found.path),
+                "parts": [str(part) for part in found.parts],
+            }
+            for found in matching_models(settings, reference)
+        ]
     except ModelNotFound:
-        if settings.offline or not isinstance(wanted, HubReference | UrlReference):
+        if settings.offline or not isinstance(reference, HubReference | UrlReference):
             raise
-        facts = [run(lambda stop: _remote_facts(wanted, stop, hf_token))]
+        facts = [run(lambda stop: _remote_facts(reference, stop, hf_token))]
     if as_json:
         terminal.write_json(facts, indent=2)
         return
     for shown in facts:
-        rows = [
-            (key.replace("_", " "), _shown_fact(value)) for key, value in shown.items() if key not in ("name", "parts")
+        rows = [(key.replace("_", " "), value) for key, value in shown.items() if key not in ("name", "parts")]
+        words = [
+            (key, f"{value:,}" if isinstance(value, int) else str(value)) for key, value in rows if value is not None
         ]
-        terminal.write_section(shown["name"], [*rows, *(("file", part) for part in shown["parts"])])
+        terminal.write_section(shown["name"], [*words, *(("file", part) for part in shown["parts"])])
 
 
 def rm(model: ListedName, *, dry_run: DryRun = False) -> None:
     """Remove a downloaded model; of a repository without QUANT, all of its models. Ollama's are left to Ollama."""
-    from paceline.hub.caches import matching_models, remove_models
-    from paceline.hub.locate import shown_bytes
-    from paceline.hub.references import hub_settings
-
     settings = hub_settings()
     models = matching_models(settings, parse_listed(model))
     freed = 0 if dry_run else remove_models(settings, models)
@@ -139,27 +177,23 @@ def rm(model: ListedName, *, dry_run: DryRun = False) -> None:
 
 def prune(*, dry_run: DryRun = False) -> None:
     """Remove what no model needs: parts of downloads, and versions of models that no branch or tag has any more."""
-    from paceline.hub.caches import find_leftovers, remove_leftovers
-    from paceline.hub.locate import shown_bytes
-    from paceline.hub.references import hub_settings
-
-    found = find_leftovers(hub_settings())
-    leftovers = found if dry_run else remove_leftovers(found)
-    for each in leftovers:
-        terminal.write(f"{each.path}\n")
-    what, size = terminal.counted(len(leftovers), "file"), shown_bytes(sum(each.size for each in leftovers))
+    leftovers = find_leftovers(hub_settings())
+    if not dry_run:
+        leftovers = remove_leftovers(leftovers)
+    for leftover in leftovers:
+        terminal.write(f"{leftover.path}\n")
+    files = terminal.counted(len(leftovers), "file")
+    size = shown_bytes(sum(leftover.size for leftover in leftovers))
     if not leftovers:
         terminal.note("There is nothing to remove.")
     elif dry_run:
-        terminal.note(f"{what}; {size} would be free, nothing was removed.")
+        terminal.note(f"{files}; {size} would be free, nothing was removed.")
     else:
-        terminal.note(f"Removed {what}; {size} are free again.")
+        terminal.note(f"Removed {files}; {size} are free again.")
 
 
 def parse_name(text: str) -> ModelReference:
     """Parse a name of a model. A repository of the hub needs no "hf:". Raises `InvalidParams`."""
-    from paceline.hub import is_reference, parse_hub_reference, parse_reference
-
     return parse_reference(text, name="MODEL") if is_reference(text) else parse_hub_reference(text, name="MODEL")
 
 
@@ -169,61 +203,8 @@ def parse_listed(text: str) -> ModelReference | Path:
     return path if path.is_absolute() or path.is_file() else parse_name(text)
 
 
-def _with_file(reference: ModelReference, file: str | None) -> ModelReference:
-    from paceline.hub import check_file
-
-    if file is None:
-        return reference
-    if not isinstance(reference, HubReference):
-        raise InvalidParams(
-            f"--hf-file needs a repository of the Hugging Face Hub, and {reference} is not a repository"
-        )
-    return HubReference(reference.repo, file=check_file(file, "--hf-file"), revision=reference.revision)
-
-
-def _pull(
-    reference: ModelReference, stop: StopSignal, *, hf_token: str | None, offline: bool, projector: bool, quiet: bool
-) -> None:
-    from paceline.hub import local_model
-
-    note: Callable[[str], object] = (lambda _: None) if quiet else terminal.note
-    try:
-        found = local_model(
-            reference,
-            offline=offline,
-            hf_token=hf_token,
-            with_projector=projector,
-            cancel=stop.event,
-            stream=io.StringIO() if quiet else sys.stderr,
-            note=note,
-        )
-    except Aborted as error:
-        note(str(error))
-        raise
-    for path in (*found.parts, found.projector):
-        if path is not None:
-            terminal.write(f"{path}\n")
-
-
-def _row(model: FoundModel) -> tuple[str, str, str, str]:
-    from paceline.hub.locate import shown_bytes
-
-    day = datetime.fromtimestamp(model.modified, UTC).astimezone().strftime("%Y-%m-%d %H:%M")
-    return model.name, shown_bytes(model.size), day, model.source
-
-
-def _facts(model: FoundModel) -> dict[str, Any]:
-    """Return the facts of the cache and of the file's header."""
-    from paceline.hub.locate import shown_bytes
-
-    facts = {"name": model.name, "downloaded_by": model.source, "size": shown_bytes(model.size)}
-    facts |= {"quantisation": model.quantisation, **_header_facts(model.path)}
-    return {**facts, "parts": [str(part) for part in model.parts]}
-
-
 def _remote_facts(reference: ModelReference, stop: StopSignal, hf_token: str | None) -> dict[str, Any]:
     """Return the facts of the hub and of the file's header about a model that was not downloaded."""
-    from paceline.hub.locate import shown_bytes
     from paceline.hub.remote_header import model_headers
 
     with model_headers(reference, hf_token=hf_token, cancel=stop.event, note=terminal.note) as model:
@@ -246,27 +227,22 @@ def _header_facts(path: Path) -> dict[str, Any]:
         header = {key.decode("utf-8", "replace"): value.value for key, value in read_gguf(path).metadata.items()}
     except ModelLoadError as error:
         return {"problem": str(error)}
-    architecture = _text(header, "general.architecture")
+
+    def text(key: str) -> str:
+        value = header.get(key)
+        return value.decode("utf-8", "replace") if isinstance(value, bytes) else ""
+
+    architecture = text("general.architecture")
     return {
-        "title": _text(header, "general.name"),
+        "title": text("general.name"),
         "architecture": architecture,
         "context": header.get(f"{architecture}.context_length"),
-        "licence": _text(header, "general.license"),
+        "licence": text("general.license"),
         "chat_template": "yes" if "tokenizer.chat_template" in header else "",
     }
 
 
-def _text(header: Mapping[str, Any], key: str) -> str:
-    value = header.get(key)
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else ""
-
-
-def _shown_fact(value: object) -> str:
-    return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
-
-
 _MAX_SHOWN = 160
-
 
 # Options are laid out by hand, a few lines each.
 # fmt: off
@@ -316,7 +292,7 @@ def info(
     if rpc is not None:
         options["rpc"] = list(addresses("--rpc", text_argument("--rpc", rpc), MAX_RPC_SERVERS))
     facts = (
-        {**_machine_facts(options.get("rpc", ())), "configuration": _configuration(ctx)}
+        _machine_facts(ctx, options.get("rpc", ()))
         if model is None
         else run(lambda stop: _described(model, stop, options, metadata=metadata))
     )
@@ -328,81 +304,59 @@ def info(
         _write_model(facts)
 
 
-def _machine_facts(rpc: Sequence[str]) -> dict[str, Any]:
-    from paceline import __version__
-    from paceline.demo import demo_draft_model_path, demo_model_path, demo_vision_model_path
-    from paceline.runtime import (
-        attention,
-        available_memory,
-        backend_features,
-        build_info,
-        devices,
-        matmul,
-        physical_cores,
-    )
+def _machine_facts(ctx: typer.Context, addresses: Sequence[str]) -> dict[str, Any]:
+    """Return the facts of the installation and the machine. Raises `InvalidParams` for a wrong config file."""
+    from paceline import __version__, runtime
+    from paceline.runtime import attention, matmul, rpc
     from paceline.server.web_page import page_facts
 
-    return {
+    models: dict[str, str | None] = {"demo": None, "draft": None, "vision": None}
+    finders = (demo.demo_model_path, demo.demo_draft_model_path, demo.demo_vision_model_path)
+    for name, find in zip(models, finders, strict=True):
+        with suppress(PacelineError):
+            models[name] = str(find())
+    servers: list[dict[str, Any]] = []
+    for address in addresses:
+        try:
+            server = rpc.greet(address)
+        except RpcServerUnavailable as error:
+            servers.append({"address": address, "error": str(error)})
+            continue
+        lent = [asdict(device) for device in server.devices]
+        servers.append({"address": address, "protocol": ".".join(map(str, server.protocol)), "devices": lent})
+    facts = {
         "version": __version__,
         "python": platform.python_version(),
-        "build": asdict(build_info()),
-        "devices": [asdict(device) for device in devices()],
-        "features": dict(backend_features()),
+        "build": asdict(runtime.build_info()),
+        "devices": [asdict(device) for device in runtime.devices()],
+        "features": dict(runtime.backend_features()),
         "cpu_attention": attention.kernel(),
         "cpu_matmul": matmul.kernel(),
-        "physical_cores": physical_cores(),
-        "available_memory_bytes": available_memory(),
+        "physical_cores": runtime.physical_cores(),
+        "available_memory_bytes": runtime.available_memory(),
         "web_page": page_facts(),
-        "demo_models": {
-            "demo": _path_or_none(demo_model_path),
-            "draft": _path_or_none(demo_draft_model_path),
-            "vision": _path_or_none(demo_vision_model_path),
-        },
-        **({"rpc_servers": [_server_facts(address) for address in rpc]} if rpc else {}),
+        "demo_models": models,
+        **({"rpc_servers": servers} if addresses else {}),
     }
-
-
-def _configuration(ctx: typer.Context) -> dict[str, Any]:
-    """Return the config file, its values, and the variables that win over it. Raises `InvalidParams` for a wrong file."""
     config: ConfigFile | None = ctx.obj
     group: Any = ctx.find_root().command
     if config is not None:
         check_config(config, group.commands)
-    return {
-        "file": None if config is None else str(config.path),
-        "default_file": str(default_path()),
-        "values": {} if config is None else dict(entries(config)),
-        "variables": {name: os.environ[name] for name in (MODEL_VARIABLE, CONFIG_VARIABLE) if os.environ.get(name)},
+    return facts | {
+        "configuration": {
+            "file": None if config is None else str(config.path),
+            "default_file": str(default_path()),
+            "values": {} if config is None else dict(entries(config)),
+            "variables": {name: os.environ[name] for name in (MODEL_VARIABLE, CONFIG_VARIABLE) if os.environ.get(name)},
+        },
     }
-
-
-def _server_facts(address: str) -> dict[str, Any]:
-    """Return the facts of an RPC server, or why it is of no use."""
-    from paceline.runtime.rpc import greet
-
-    try:
-        server = greet(address)
-    except RpcServerUnavailable as error:
-        return {"address": address, "error": str(error)}
-    return {
-        "address": address,
-        "protocol": ".".join(map(str, server.protocol)),
-        "devices": [asdict(device) for device in server.devices],
-    }
-
-
-def _path_or_none(find: Callable[[], Path]) -> str | None:
-    try:
-        return str(find())
-    except PacelineError:
-        return None
 
 
 def _described(name: str, stop: StopSignal, options: Mapping[str, Any], *, metadata: bool) -> dict[str, Any]:
     """Return the facts of a model. Of a named model that is not on this machine only the header is requested."""
-    from paceline.hub import check_is_path, is_reference
-    from paceline.hub.locate import shown_bytes
+    from paceline.engine.adapters import projectors_beside
     from paceline.hub.remote_header import model_headers
+    from paceline.runtime import projector_facts
 
     text = text_argument("MODEL", name)
     with ExitStack() as stack:
@@ -416,7 +370,12 @@ def _described(name: str, stop: StopSignal, options: Mapping[str, Any], *, metad
             check_is_path(text)
             path, facts = validation.path("MODEL", text), {"path": text}
         model = load(ModelChoice(model=str(path), vocab_only=True, show_progress=False), stop).model
-        projectors = _projector_facts(model)
+        projectors: list[dict[str, Any]] = []
+        for file in projectors_beside(model.paths):
+            try:
+                projectors.append(asdict(projector_facts(file)))
+            except PacelineError as error:
+                projectors.append({"path": str(file), "error": str(error)})
         return {
             **facts,
             "model": model_facts(model),
@@ -427,20 +386,6 @@ def _described(name: str, stop: StopSignal, options: Mapping[str, Any], *, metad
             "memory": _memory_facts(path, options),
             **({"metadata": dict(sorted(model.metadata.items()))} if metadata else {}),
         }
-
-
-def _projector_facts(model: Model) -> list[dict[str, Any]]:
-    """Return the facts of each projector beside the model, or why one is of no use."""
-    from paceline.engine.adapters import projectors_beside
-    from paceline.runtime import projector_facts
-
-    found: list[dict[str, Any]] = []
-    for path in projectors_beside(model.paths):
-        try:
-            found.append(asdict(projector_facts(path)))
-        except PacelineError as error:
-            found.append({"path": str(path), "error": str(error)})
-    return found
 
 
 def _memory_facts(path: Path, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -457,45 +402,34 @@ def _memory_facts(path: Path, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write_machine(facts: Mapping[str, Any]) -> None:
-    build = facts["build"]
+    from paceline.server.web_page import NOT_BUILT
+
+    build, page, config = facts["build"], facts["web_page"], facts["configuration"]
+    words = (
+        *(build[name] for name in ("build_type", "compiler", "target")),
+        build["sanitizers"] and f"sanitizers {build['sanitizers']}",
+        "with assertions" if build["assertions"] else "",
+        "with RPC" if build["rpc"] else "",
+    )
     terminal.write_section(
         f"paceline {facts['version']}",
         [
             ("llama.cpp", f"{build['llama_cpp_version']}, commit {build['llama_cpp_commit']}"),
             ("backend", f"{build['backend']} ({build['backend_reason']})"),
-            ("build", ", ".join(filter(None, _build_words(build)))),
+            ("build", ", ".join(filter(None, words))),
             ("python", facts["python"]),
             ("cache folder", build["cache_dir"]),
-            ("web page", _page_words(facts["web_page"])),
+            ("web page", f"built, {page['num_bytes'] / 1024:.0f} KiB compressed" if page["is_built"] else NOT_BUILT),
         ],
     )
     terminal.write_section("this machine", _machine_rows(facts))
-    terminal.write_section("configuration", _configuration_rows(facts["configuration"]))
+    file = config["file"] or f"none; {config['default_file']} is read if it exists"
+    wins = {MODEL_VARIABLE: ", which wins over the file"}
+    variables = [(name, value + wins.get(name, "")) for name, value in config["variables"].items()]
+    terminal.write_section("configuration", [("file", file), *config["values"].items(), *variables])
     if "rpc_servers" in facts:
         terminal.write_section("other hosts", _server_rows(facts["rpc_servers"]))
     terminal.write_section("demo models", [(name, path or "missing") for name, path in facts["demo_models"].items()])
-
-
-def _configuration_rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    yield "file", facts["file"] or f"none; {facts['default_file']} is read if it exists"
-    yield from facts["values"].items()
-    for name, value in facts["variables"].items():
-        yield name, value + (", which wins over the file" if name == MODEL_VARIABLE else "")
-
-
-def _page_words(page: Mapping[str, Any]) -> str:
-    from paceline.server.web_page import NOT_BUILT
-
-    return f"built, {page['num_bytes'] / 1024:.0f} KiB compressed" if page["is_built"] else NOT_BUILT
-
-
-def _build_words(build: Mapping[str, Any]) -> Iterator[str]:
-    yield build["build_type"]
-    yield build["compiler"]
-    yield build["target"]
-    yield build["sanitizers"] and f"sanitizers {build['sanitizers']}"
-    yield "with assertions" if build["assertions"] else ""
-    yield "with RPC" if build["rpc"] else ""
 
 
 def _machine_rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -508,7 +442,12 @@ def _machine_rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "CPU attention", facts["cpu_attention"]
     name = facts["cpu_matmul"]
     yield "CPU matrix products", name if name == "llama.cpp" else f"paceline ({name})"
-    for backend, names in _features_by_backend(facts["features"]).items():
+    found: dict[str, list[str]] = {}
+    for feature, value in facts["features"].items():
+        backend, _, name = feature.partition(".")
+        if value not in ("0", ""):
+            found.setdefault(backend, []).append(name if value == "1" else f"{name}={value}")
+    for backend, names in found.items():
         yield f"{backend} features", " ".join(names)
 
 
@@ -521,16 +460,6 @@ def _server_rows(servers: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, st
         for device in server["devices"]:
             memory = f"{_gib(device['free_bytes'])} free of {_gib(device['total_bytes'])}"
             yield f"device RPC{next(names)}", f"{server['address']}, protocol {server['protocol']}, {memory}"
-
-
-def _features_by_backend(features: Mapping[str, str]) -> dict[str, list[str]]:
-    """Group enabled features by backend: {"CPU": ["AVX2", ...]}; show a value that is no switch."""
-    found: dict[str, list[str]] = {}
-    for name, value in features.items():
-        backend, _, feature = name.partition(".")
-        if value not in ("0", ""):
-            found.setdefault(backend, []).append(feature if value == "1" else f"{feature}={value}")
-    return found
 
 
 def _write_model(facts: Mapping[str, Any]) -> None:
@@ -567,24 +496,16 @@ def _model_rows(model: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _prompt_rows(modalities: Sequence[str], projectors: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
     yield "may have", ", ".join(reversed(modalities))
     for projector in projectors:
-        yield "projector", Path(projector["path"]).name + ", " + _projector_words(projector)
+        words = (
+            [projector["error"]] if "error" in projector else [_bytes(projector["weights_bytes"]), *projector["kinds"]]
+        )
+        if "error" not in projector:
+            words.append("for " + " and ".join(projector["modalities"]))
+            if projector["image_size"]:
+                words.append(f"images of {projector['image_size']} pixels, patches of {projector['patch_size']}")
+        yield "projector", ", ".join([Path(projector["path"]).name, *filter(None, words)])
     if len(projectors) > 1:
         yield "", "none of them is taken without --mmproj FILE"
-
-
-def _projector_words(projector: Mapping[str, Any]) -> str:
-    if "error" in projector:
-        return str(projector["error"])
-    size = (
-        projector["image_size"] and f"images of {projector['image_size']} pixels, patches of {projector['patch_size']}"
-    )
-    words = [
-        _bytes(projector["weights_bytes"]),
-        *projector["kinds"],
-        "for " + " and ".join(projector["modalities"]),
-        size,
-    ]
-    return ", ".join(filter(None, words))
 
 
 def _memory_rows(facts: Mapping[str, Any], n_ctx_train: int | None) -> Iterator[tuple[str, str]]:
@@ -595,32 +516,20 @@ def _memory_rows(facts: Mapping[str, Any], n_ctx_train: int | None) -> Iterator[
     one = f", {min(needed.n_ctx, n_ctx_train or needed.n_ctx):,} tokens for one request"
     yield "for", cache and cache + one
     for device in needed.devices:
-        yield f"on {device.device}", ", ".join(_memory_words(device))
-    yield (
-        "free",
-        ", ".join(
-            f"{device.device} {_bytes(device.free_bytes)}" for device in needed.devices if device.free_bytes is not None
-        ),
-    )
+        buffers = "unknown" if device.compute_bytes is None else _bytes(device.compute_bytes)
+        weights, cache = _bytes(device.weights_bytes), _bytes(device.cache_bytes)
+        size = _bytes(device.total_bytes)
+        yield f"on {device.device}", f"{size}, weights {weights}, KV cache and states {cache}, buffers {buffers}"
+    free = [(device.device, device.free_bytes) for device in needed.devices]
+    yield "free", ", ".join(f"{name} {_bytes(num_bytes)}" for name, num_bytes in free if num_bytes is not None)
     if fitted is None:
         yield "fits", f"no: {facts['note']}" if "fitted" in facts else f"not planned: {facts['note']}"
         return
-    choice = fitted["choice"]
-    chosen = [
-        f"{name}={value}"
-        for name, value in choice.items()
-        if value and value != {"n_ctx": needed.n_ctx, "num_slots": needed.num_slots}.get(name)
-    ]
+    usual = {"n_ctx": needed.n_ctx, "num_slots": needed.num_slots}
+    chosen = [f"{name}={value}" for name, value in fitted["choice"].items() if value and value != usual.get(name)]
     estimate = MemoryEstimate.of_json(fitted["estimate"])
     slowly = ", but the weights do not stay in memory beside the cache" if estimate.short_of_cache else ""
     yield "fits", "yes" + (f", with {', '.join(chosen)}" if chosen else "") + slowly
-
-
-def _memory_words(device: DeviceMemory) -> Iterator[str]:
-    yield _bytes(device.total_bytes)
-    yield f"weights {_bytes(device.weights_bytes)}"
-    yield f"KV cache and states {_bytes(device.cache_bytes)}"
-    yield "buffers unknown" if device.compute_bytes is None else f"buffers {_bytes(device.compute_bytes)}"
 
 
 def _vocabulary_rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

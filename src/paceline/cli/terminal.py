@@ -17,6 +17,7 @@ import termios
 import threading
 import tty
 from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
@@ -258,6 +259,11 @@ def duration(seconds: float | None) -> str:
 def counted(count: int, noun: str) -> str:
     """Return a count with its noun, in the plural unless it is 1."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def day(unix_s: float) -> str:
+    """Return a time in Unix seconds to the minute, in this machine's time zone."""
+    return f"{datetime.fromtimestamp(unix_s, UTC).astimezone():%Y-%m-%d %H:%M}"
 
 
 def shortened(text: str, most: int) -> str:

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 from urllib.parse import urlsplit
@@ -395,13 +394,13 @@ def _slots(client: Client, model: str) -> dict[str, int]:
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     from paceline.hub.locate import shown_bytes
 
-    started, slots = row["started"], "-" if row["slots"] is None else f"{row['busy']}/{row['slots']}"
+    slots = "-" if row["slots"] is None else f"{row['busy']}/{row['slots']}"
     return (
         row["model"] or "(none loaded)",
         shown_bytes(row["size"]) if row["size"] else "-",
         row["url"],
         row["state"] if row["state"] == "loading" else slots,
-        "-" if started is None else f"{datetime.fromtimestamp(started, UTC).astimezone():%Y-%m-%d %H:%M}",
+        "-" if row["started"] is None else terminal.day(row["started"]),
     )
 
 
