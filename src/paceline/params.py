@@ -440,6 +440,16 @@ def help_of(name: str) -> str:
     return BY_NAME[name].help or _DESCRIBED.get(name, "")
 
 
+def flag_help(name: str) -> str:
+    """Return the sentence about a parameter for flags and options, which names other flags in place of their fields."""
+
+    def flag(match: re.Match[str]) -> str:
+        row = BY_NAME.get(match[0])
+        return match[0] if row is None else next(flag for flag in row.flags.split() if flag.startswith("--"))
+
+    return BY_NAME[name].help or re.sub(r"\b[a-z]+(?:_[a-z]+)+\b", flag, help_of(name))
+
+
 class ChatSamplingKeywords(PlainSamplingKeywords, total=False):
     """Fields of `SamplingParams` that a chat takes."""
 

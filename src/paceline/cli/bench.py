@@ -13,19 +13,9 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+from paceline.cli import options as option
 from paceline.cli import terminal
 from paceline.cli.endings import StopSignal, run
-from paceline.cli.options import (
-    DeviceOption,
-    GpuLayersOption,
-    ModelChoice,
-    ModelOption,
-    ThreadsOption,
-    VerboseOption,
-    load,
-    running,
-    showing,
-)
 from paceline.errors import EngineError, InvalidParams
 
 if TYPE_CHECKING:
@@ -66,25 +56,29 @@ Row = dict[str, Any]
 
 def bench(
     *,
-    model: ModelOption = None,
-    n_gpu_layers: GpuLayersOption = None,
-    device: DeviceOption = None,
+    model: option.ModelOption = None,
+    n_gpu_layers: option.GpuLayersOption = None,
+    device: option.DeviceOption = None,
     n_prompt: Annotated[
-        str, running("--n-prompt", "-p", metavar="N,...", help="Tokens of a prompt; 0 leaves the test out.")
+        str, option.running("--n-prompt", "-p", metavar="N,...", help="Tokens of a prompt; 0 leaves the test out.")
     ] = "512",
     n_gen: Annotated[
-        str, running("--n-gen", "-n", metavar="N,...", help="Tokens that are generated; 0 leaves the test out.")
+        str, option.running("--n-gen", "-n", metavar="N,...", help="Tokens that are generated; 0 leaves the test out.")
     ] = "128",
     parallel: Annotated[
-        str, running("--parallel", "-np", metavar="N,...", help="Streams at once: prompts, or generations.")
+        str, option.running("--parallel", "-np", metavar="N,...", help="Streams at once: prompts, or generations.")
     ] = "1,8",
     repetitions: Annotated[
-        int, running("--repetitions", "-r", metavar="N", min=1, help="How often each test is repeated.")
+        int, option.running("--repetitions", "-r", metavar="N", min=1, help="How often each test is repeated.")
     ] = 5,
-    no_warmup: Annotated[bool, running("--no-warmup", help="Do not run each test once before it is measured.")] = False,
-    threads: ThreadsOption = None,
-    verbose: VerboseOption = False,
-    output: Annotated[OutputFormat, showing("--output", "-o", help="How the figures are written.")] = OutputFormat.MD,
+    no_warmup: Annotated[
+        bool, option.running("--no-warmup", help="Do not run each test once before it is measured.")
+    ] = False,
+    threads: option.ThreadsOption = None,
+    verbose: option.VerboseOption = False,
+    output: Annotated[
+        OutputFormat, option.showing("--output", "-o", help="How the figures are written.")
+    ] = OutputFormat.MD,
 ) -> None:
     """Measure how many tokens a second a model reads and generates, alone and with several streams.
 
@@ -98,10 +92,10 @@ def bench(
     tests = [BenchTest(*size, number) for number in streams for size in sizes]
     if not tests:
         raise InvalidParams("there is nothing to measure: -p and -n are both 0")
-    choice = ModelChoice(model=model, n_gpu_layers=n_gpu_layers, device=device, verbose=verbose)
+    choice = option.ModelChoice(model=model, n_gpu_layers=n_gpu_layers, device=device, verbose=verbose)
 
     def work(stop: StopSignal) -> None:
-        loaded = load(choice, stop).model
+        loaded = option.load(choice, stop).model
         rows = _measure(loaded, tests, threads, choice, stop, repetitions=repetitions, warms_up=not no_warmup)
         _WRITERS[output](rows)
 
@@ -120,7 +114,7 @@ def _measure(
     model: Model,
     tests: Sequence[BenchTest],
     threads: int | None,
-    choice: ModelChoice,
+    choice: option.ModelChoice,
     stop: StopSignal,
     *,
     repetitions: int,

@@ -24,29 +24,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline import validation
+from paceline.cli import options as option
 from paceline.cli import terminal
 from paceline.cli.endings import StopSignal, error_text, run
 from paceline.cli.inputs import given_text, missing, read_sampling, sampling_params, text_argument
-from paceline.cli.options import (
-    ContextSize,
-    FileOption,
-    ImageOptions,
-    ModelChoice,
-    PromptOption,
-    ThreadsOption,
-    advising_flags,
-    calling_tools,
-    decode_speed,
-    engine_model,
-    load,
-    read_audio,
-    read_image,
-    reading_text,
-    showing,
-    shown_speed,
-    takes_options,
-    way_to_longer_texts,
-)
 from paceline.errors import InvalidParams, PacelineError, Unsupported
 from paceline.params import SamplingParams
 from paceline.sampling_table import BY_NAME
@@ -315,7 +296,7 @@ class ChatSession:
         self._attached.append((path, attachment))
 
     def _say(self, content: Content, **options: Any) -> None:
-        with advising_flags(self._llm.limits):
+        with option.advising_flags(self._llm.limits):
             run(lambda stop: self._show(self._talk.stream(content, **options), stop))
 
     def _say_spaced(self, text: str) -> None:
@@ -464,7 +445,7 @@ class ChatSession:
             self._attached = [entry for entry in self._attached if _modality_of(entry[1]) != modality]
         elif path:
             file = Path(path).expanduser()
-            self.attach(file, (read_image if modality == "image" else read_audio)(file, f"/{modality}"))
+            self.attach(file, (option.read_image if modality == "image" else option.read_audio)(file, f"/{modality}"))
         waiting = self._attached_names()
         terminal.note(
             f"with the next message: {waiting}"
@@ -520,7 +501,7 @@ class ChatSession:
 def stats_line(usage: Usage) -> str:
     """Return counts and times of a reply in one line."""
     parts = [
-        terminal.counted(usage.completion_tokens, "token") + shown_speed(decode_speed(usage)),
+        terminal.counted(usage.completion_tokens, "token") + option.shown_speed(option.decode_speed(usage)),
         f"prompt {terminal.counted(usage.prompt_tokens, 'token')}, {usage.cached_tokens} cached",
     ]
     if usage.ttft_s is not None:
@@ -579,48 +560,48 @@ Message = Annotated[list[str] | None, typer.Argument(
     help="One message, whose reply ends the command. A text sent to stdin by a pipe follows it. Without both, a chat.",
     show_default=False,
 )]
-System = Annotated[str | None, reading_text(
+System = Annotated[str | None, option.reading_text(
     "--system", metavar="TEXT", help="Instructions for the model: the system message.", show_default=False,
 )]
-ChatFile = Annotated[Path | None, reading_text(
+ChatFile = Annotated[Path | None, option.reading_text(
     "--load", metavar="FILE", help="Go on with a saved conversation.", show_default=False,
 )]
-ChatTemplate = Annotated[str | None, reading_text(
+ChatTemplate = Annotated[str | None, option.reading_text(
     "--chat-template", metavar="TEMPLATE", help="Name of another template of the model, or Jinja source.",
     show_default="the model's",
 )]
-Effort = Annotated[str | None, reading_text(
+Effort = Annotated[str | None, option.reading_text(
     "--reasoning-effort", metavar="WORD",
     help="How much the model thinks, such as low or high; none for no thinking. Some templates have no effort.",
     show_default=False,
 )]
-ToolFile = Annotated[Path | None, calling_tools(
+ToolFile = Annotated[Path | None, option.calling_tools(
     "--tools", metavar="FILE", help="Python file whose public functions with docstrings the model may call.",
     show_default=False,
 )]
-Yes = Annotated[bool, calling_tools("--yes", "-y", help="Run each call without asking first.")]
-Plain = Annotated[bool, showing("--plain", help="Show the text without setting its Markdown.")]
-HideThinking = Annotated[bool, showing("--hide-thinking", help="Do not show the model's thinking.")]
-Quiet = Annotated[bool, showing("--quiet", "-q", help="Show no progress bar, no greeting and no statistics.")]
+Yes = Annotated[bool, option.calling_tools("--yes", "-y", help="Run each call without asking first.")]
+Plain = Annotated[bool, option.showing("--plain", help="Show the text without setting its Markdown.")]
+HideThinking = Annotated[bool, option.showing("--hide-thinking", help="Do not show the model's thinking.")]
+Quiet = Annotated[bool, option.showing("--quiet", "-q", help="Show no progress bar, no greeting and no statistics.")]
 # fmt: on
 
 
-@takes_options(max_tokens=-1)
+@option.takes_options(max_tokens=-1)
 def chat(
     message: Message = None,
     *,
-    prompt_text: PromptOption = None,
-    file: FileOption = None,
-    model: ModelChoice,
+    prompt_text: option.PromptOption = None,
+    file: option.FileOption = None,
+    model: option.ModelChoice,
     system: System = None,
     load_file: ChatFile = None,
     chat_template: ChatTemplate = None,
     tools: ToolFile = None,
     yes: Yes = False,
     reasoning_effort: Effort = None,
-    images: ImageOptions,
-    ctx_size: ContextSize = None,
-    threads: ThreadsOption = None,
+    images: option.ImageOptions,
+    ctx_size: option.ContextSize = None,
+    threads: option.ThreadsOption = None,
     plain: Plain = False,
     hide_thinking: HideThinking = False,
     quiet: Quiet = False,
@@ -649,8 +630,8 @@ def chat(
     from paceline.llm import LLM
 
     attachments = images.attachments()
-    loaded = run(lambda stop: load(choice, stop))
-    source, options = engine_model(choice, loaded.model)
+    loaded = run(lambda stop: option.load(choice, stop))
+    source, options = option.engine_model(choice, loaded.model)
     options |= images.engine_options(takes_images_later=True)
     options |= {"n_ctx": ctx_size, "n_threads": threads, "chat_template": chat_template}
     with LLM(source, num_slots=1, **options) as llm:
@@ -660,7 +641,7 @@ def chat(
             params=params,
             turn=turn,
             make_view=lambda: make_view(is_plain=plain, shows_thinking=not hide_thinking),
-            full_advice="/clear begins anew" if only_message is None else way_to_longer_texts(llm.limits),
+            full_advice="/clear begins anew" if only_message is None else option.way_to_longer_texts(llm.limits),
             tools=functions,
             allows=allows,
         )

@@ -17,22 +17,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from paceline import validation
+from paceline.cli import options as option
 from paceline.cli import terminal
 from paceline.cli.endings import FAILED, StopSignal, run
 from paceline.cli.inputs import STDIN, stdin_text, text_file
-from paceline.cli.options import (
-    DeviceOption,
-    GpuLayersOption,
-    ModelChoice,
-    ModelOption,
-    ThreadsOption,
-    VerboseOption,
-    choosing_tokens,
-    ending,
-    load,
-    running,
-    showing,
-)
 from paceline.config import EngineConfig
 from paceline.demo import demo_draft_model_path
 from paceline.errors import InvalidParams, InvalidType, PacelineError
@@ -270,31 +258,31 @@ Requests = Annotated[Path | None, typer.Option(
     help='What to run: a JSON list of prompts, or of objects of a prompt and its options; "-" for stdin.',
     show_default="eight requests of ours",
 )]
-FirstSeed = Annotated[int, choosing_tokens(
+FirstSeed = Annotated[int, option.choosing_tokens(
     "--seed", "-s", metavar="N", help="Seed of the first request; each next request adds 1. -1 draws a new seed.",
 )]
-MostTokens = Annotated[int | None, ending(
+MostTokens = Annotated[int | None, option.ending(
     "--max-tokens", "-n", metavar="N", help="Maximum of tokens for each choice.", show_default="each request's own",
 )]
-NumSlots = Annotated[int, running(
+NumSlots = Annotated[int, option.running(
     "--num-slots", "-np", metavar="N", help="Sequences that run at once; the others wait.",
 )]
-Pace = Annotated[float | None, running(
+Pace = Annotated[float | None, option.running(
     metavar="N", help="Maximum of ticks per second, slow enough to follow by eye; 0 for no limit.",
     show_default="25 for a picture of the demo model, else 0",
 )]
-Speculate = Annotated[bool, running(
+Speculate = Annotated[bool, option.running(
     "--speculate", help="Speculate: propose draft tokens. The requests also run without drafts, for comparison.",
 )]
-Speculation = Annotated[str | None, running(
+Speculation = Annotated[str | None, option.running(
     metavar="NAME", help="How draft tokens are proposed, as --speculation of `paceline serve`.",
     show_default=f"{_WITH_PAIR}; for another model {_DRAFTER}",
 )]
-Plain = Annotated[bool, showing(
+Plain = Annotated[bool, option.showing(
     "--plain", help="Write one line for each choice and one line of figures, as without a terminal.",
 )]
-AsJson = Annotated[bool, showing("--json", help="One JSON object at the end.")]
-TraceTarget = Annotated[Path | None, showing(
+AsJson = Annotated[bool, option.showing("--json", help="One JSON object at the end.")]
+TraceTarget = Annotated[Path | None, option.showing(
     metavar="FILE", help="Record what the engine does, as lines of JSON.", show_default=False,
 )]
 # fmt: on
@@ -302,9 +290,9 @@ TraceTarget = Annotated[Path | None, showing(
 
 def demo(
     *,
-    model: ModelOption = None,
-    n_gpu_layers: GpuLayersOption = None,
-    device: DeviceOption = None,
+    model: option.ModelOption = None,
+    n_gpu_layers: option.GpuLayersOption = None,
+    device: option.DeviceOption = None,
     requests: Requests = None,
     seed: FirstSeed = 1,
     max_tokens: MostTokens = None,
@@ -312,8 +300,8 @@ def demo(
     pace: Pace = None,
     speculate: Speculate = False,
     speculation: Speculation = None,
-    threads: ThreadsOption = None,
-    verbose: VerboseOption = False,
+    threads: option.ThreadsOption = None,
+    verbose: option.VerboseOption = False,
     plain: Plain = False,
     as_json: AsJson = False,
     trace: TraceTarget = None,
@@ -352,7 +340,7 @@ def demo(
         if model is None and DRAFT_MODEL in drafter_parts(speculation):
             options["draft_model"] = demo_draft_model_path()
     first_seed = secrets.randbits(32) if seed == -1 else seed
-    choice = ModelChoice(
+    choice = option.ModelChoice(
         model=model, n_gpu_layers=n_gpu_layers, device=device, show_progress=not as_json, verbose=verbose
     )
     number = partial(completed, parsed, first_seed, max_tokens)
@@ -372,7 +360,7 @@ def demo(
 
         with ExitStack() as stack:
             recorder = None if trace is None else stack.enter_context(LenientRecorder(trace))
-            loaded = load(choice, stop)
+            loaded = option.load(choice, stop)
             speed_up = None
             if speculation is not None:
                 if is_live:

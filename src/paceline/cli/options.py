@@ -23,7 +23,7 @@ from paceline.cli.config_file import MODEL_VARIABLE
 from paceline.cli.endings import StopSignal
 from paceline.cli.inputs import text_argument
 from paceline.errors import InvalidParams, PacelineError, PromptTooLong
-from paceline.params import SamplingParams, help_of
+from paceline.params import SamplingParams, flag_help
 from paceline.sampling_table import PARAMETERS, Parameter
 
 if TYPE_CHECKING:
@@ -259,7 +259,7 @@ def _options_of(row: Parameter, defaults: Mapping[str, Any]) -> Iterator[inspect
     default = defaults.get(row.name, -1 if row.name == "seed" else default)
     metavar = row.metavar or {int: "N", float: "X"}.get(kind)
     kind = kind or (list[str] if row.is_repeated else str)
-    about = help_of(row.name)
+    about = flag_help(row.name)
     about = f"{about.removesuffix('.')}; may be repeated." if row.is_repeated else about
     yield _option(row, row.name, row.flags, kind, default, metavar, about)
     if row.file_flags:

@@ -14,31 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from paceline.cli import options as option
 from paceline.cli import terminal
 from paceline.cli.endings import StopSignal, run
 from paceline.cli.inputs import argument_or_stdin, arguments_or_lines, given_text, missing, sampling_params
-from paceline.cli.options import (
-    ContextSize,
-    DeviceOption,
-    FileOption,
-    GpuLayersOption,
-    ImageOptions,
-    ModelChoice,
-    ModelOption,
-    ParseSpecialOption,
-    PromptOption,
-    ThreadsOption,
-    VerboseOption,
-    advising_flags,
-    decode_speed,
-    engine_model,
-    load,
-    making_vectors,
-    reading_text,
-    showing,
-    shown_speed,
-    takes_options,
-)
 from paceline.errors import InvalidParams, PromptTooLong
 
 if TYPE_CHECKING:
@@ -55,23 +34,23 @@ if TYPE_CHECKING:
 Prompt = Annotated[list[str] | None, typer.Argument(
     metavar="PROMPT", help="Text to continue. A text sent to stdin by a pipe follows it or takes its place.", show_default=False,
 )]  # fmt: skip
-Echo = Annotated[bool | None, showing(help="Show the prompt first.", show_default="on a terminal")]
-Special = Annotated[bool, showing("--special", help="Show the control tokens that the model generates.")]
-AsJson = Annotated[bool, showing("--json", help="Write one JSON object at the end in place of streamed text.")]
-Quiet = Annotated[bool, showing("--quiet", "-q", help="Show no progress bar and no statistics.")]
+Echo = Annotated[bool | None, option.showing(help="Show the prompt first.", show_default="on a terminal")]
+Special = Annotated[bool, option.showing("--special", help="Show the control tokens that the model generates.")]
+AsJson = Annotated[bool, option.showing("--json", help="Write one JSON object at the end in place of streamed text.")]
+Quiet = Annotated[bool, option.showing("--quiet", "-q", help="Show no progress bar and no statistics.")]
 
 
-@takes_options()
+@option.takes_options()
 def generate(
     prompt: Prompt = None,
     *,
-    prompt_text: PromptOption = None,
-    file: FileOption = None,
-    model: ModelChoice,
-    parse_special: ParseSpecialOption = False,
-    images: ImageOptions,
-    ctx_size: ContextSize = None,
-    threads: ThreadsOption = None,
+    prompt_text: option.PromptOption = None,
+    file: option.FileOption = None,
+    model: option.ModelChoice,
+    parse_special: option.ParseSpecialOption = False,
+    images: option.ImageOptions,
+    ctx_size: option.ContextSize = None,
+    threads: option.ThreadsOption = None,
     echo: Echo = None,
     special: Special = False,
     as_json: AsJson = False,
@@ -99,7 +78,7 @@ def generate(
         """Return the completion, and the seconds in which the engine loaded the model if `load` had not."""
         from paceline.llm import LLM
 
-        source, options = engine_model(choice, loaded)
+        source, options = option.engine_model(choice, loaded)
         is_remote = choice.rpc is not None
         if is_remote:
             options["cancel"] = stop.event
@@ -107,7 +86,7 @@ def generate(
         options |= images.engine_options(takes_images_later=False)
         with LLM(source, num_slots=1, n_ctx=n_ctx, n_threads=threads, **options) as llm:
             load_s = time.perf_counter() - start if is_remote else 0.0
-            with advising_flags(llm.limits):
+            with option.advising_flags(llm.limits):
                 stream = llm.stream(
                     parts, params, special=special, parse_special=parse_special, lora=choice.lora_scales
                 )
@@ -125,7 +104,7 @@ def generate(
 
     def work(stop: StopSignal) -> None:
         attachments = [attachment for _, attachment in images.attachments()]
-        loaded = load(choice, stop)
+        loaded = option.load(choice, stop)
         n_ctx, trained = ctx_size, loaded.model.n_ctx_train
         parts: list[int] | Segments = [*attachments, text]
         if not attachments:
@@ -170,7 +149,7 @@ def completion_record(completion: Completion, *, load_s: float, seed: int) -> di
             "load_s": load_s,
             "prefill_s": usage.prefill_s,
             "decode_s": usage.decode_s,
-            "tokens_per_s": decode_speed(usage),
+            "tokens_per_s": option.decode_speed(usage),
         },
     }
 
@@ -181,8 +160,8 @@ def summary(completion: Completion, *, load_s: float, seed: int) -> str:
     is_prompt_computed = usage.completion_tokens and usage.prefill_s > 0
     prompt_speed = usage.prompt_tokens / usage.prefill_s if is_prompt_computed else None
     parts = [
-        terminal.counted(usage.completion_tokens, "token") + shown_speed(decode_speed(usage)),
-        f"prompt {terminal.counted(usage.prompt_tokens, 'token')}" + shown_speed(prompt_speed),
+        terminal.counted(usage.completion_tokens, "token") + option.shown_speed(option.decode_speed(usage)),
+        f"prompt {terminal.counted(usage.prompt_tokens, 'token')}" + option.shown_speed(prompt_speed),
         f"load {load_s:.2f} s",
         terminal.finish_words(completion.finish_reason, completion.stop),
         f"seed {seed}",
@@ -206,14 +185,16 @@ def tokenize(
         ),
     ] = None,
     *,
-    model: ModelOption = None,
-    no_special: Annotated[bool, reading_text("--no-special", help="Add no tokens for beginning and end.")] = False,
-    parse_special: ParseSpecialOption = False,
-    decode: Annotated[bool, reading_text("--decode", help="Convert token ids to text.")] = False,
-    ids: Annotated[bool, showing("--ids", help="Write the ids only, on one line.")] = False,
-    pieces: Annotated[bool, showing("--pieces", help="Write the pieces only, one a line.")] = False,
-    count: Annotated[bool, showing("--count", help="Write the number of tokens only.")] = False,
-    as_json: Annotated[bool, showing("--json", help="One JSON object.")] = False,
+    model: option.ModelOption = None,
+    no_special: Annotated[
+        bool, option.reading_text("--no-special", help="Add no tokens for beginning and end.")
+    ] = False,
+    parse_special: option.ParseSpecialOption = False,
+    decode: Annotated[bool, option.reading_text("--decode", help="Convert token ids to text.")] = False,
+    ids: Annotated[bool, option.showing("--ids", help="Write the ids only, on one line.")] = False,
+    pieces: Annotated[bool, option.showing("--pieces", help="Write the pieces only, one a line.")] = False,
+    count: Annotated[bool, option.showing("--count", help="Write the number of tokens only.")] = False,
+    as_json: Annotated[bool, option.showing("--json", help="One JSON object.")] = False,
 ) -> None:
     r"""Show the tokens of a text: the id and the piece of text of each, one a line.
 
@@ -224,7 +205,9 @@ def tokenize(
     token_ids = _parse_ids(given) if decode else None
 
     def work(stop: StopSignal) -> None:
-        tokenizer = load(ModelChoice(model=model, vocab_only=True, show_progress=False), stop).model.tokenizer
+        tokenizer = option.load(
+            option.ModelChoice(model=model, vocab_only=True, show_progress=False), stop
+        ).model.tokenizer
         if token_ids is not None:
             decoded = tokenizer.decode(token_ids, special=parse_special)
             terminal.write(decoded.removesuffix("\n") + "\n")
@@ -328,25 +311,27 @@ def embed(
         ),
     ] = None,
     *,
-    model: ModelOption = None,
-    n_gpu_layers: GpuLayersOption = None,
-    device: DeviceOption = None,
+    model: option.ModelOption = None,
+    n_gpu_layers: option.GpuLayersOption = None,
+    device: option.DeviceOption = None,
     pooling: Annotated[
         PoolingName | None,
-        making_vectors(
+        option.making_vectors(
             help="How the vectors of the tokens become one vector; none keeps a vector for each token.",
             show_default="what the model was made for, or mean",
         ),
     ] = None,
     normalize: Annotated[
-        NormalizationName, making_vectors(help="Length 1 (l2), greatest component 1 (max_abs), or as they are.")
+        NormalizationName, option.making_vectors(help="Length 1 (l2), greatest component 1 (max_abs), or as they are.")
     ] = NormalizationName.L2,
-    threads: ThreadsOption = None,
-    verbose: VerboseOption = False,
-    as_json: Annotated[bool, showing("--json", help="One JSON object a text, also on a terminal.")] = False,
+    threads: option.ThreadsOption = None,
+    verbose: option.VerboseOption = False,
+    as_json: Annotated[bool, option.showing("--json", help="One JSON object a text, also on a terminal.")] = False,
     npy: Annotated[
         Path | None,
-        showing(metavar="FILE", help="Write a NumPy array, float32 (texts, dimension), instead.", show_default=False),
+        option.showing(
+            metavar="FILE", help="Write a NumPy array, float32 (texts, dimension), instead.", show_default=False
+        ),
     ] = None,
 ) -> None:
     """Turn texts into vectors. On a terminal a preview is shown, else a JSON object a text, one a line."""
@@ -355,12 +340,12 @@ def embed(
     if npy is not None and pooling is PoolingName.NONE:
         raise InvalidParams("--npy needs one vector for each text, and --pooling none gives one for each token")
     given = arguments_or_lines("TEXT", texts)
-    choice = ModelChoice(model=model, n_gpu_layers=n_gpu_layers, device=device, verbose=verbose)
+    choice = option.ModelChoice(model=model, n_gpu_layers=n_gpu_layers, device=device, verbose=verbose)
 
     def work(stop: StopSignal) -> Vectors:
         from paceline.runtime import Embedder
 
-        loaded = load(choice, stop).model
+        loaded = option.load(choice, stop).model
         wanted: Any = None if pooling is None else pooling.value
         with Embedder(loaded, pooling=wanted, n_threads=threads) as embedder, stop.aborting(embedder.abort):
             normalization: Any = normalize.value

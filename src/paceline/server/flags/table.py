@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from paceline.media import MAX_ATTACHMENTS
-from paceline.params import help_of
+from paceline.params import flag_help
 from paceline.sampling_table import PARAMETERS, SAMPLER_LETTERS, Parameter
 from paceline.scheduling.strategies import check_strategy_name
 from paceline.server.flags import readers as read
@@ -187,7 +187,7 @@ def _flags_of(row: Parameter) -> Iterator[Flag]:
     metavar = SWITCH if row.kind == "boolean" else row.metavar or "N"
     reader, setter, convert = _PARAMETERS[row.name] if row.name in _PARAMETERS else (_READERS[row.kind], None, None)
     yield Flag(
-        row.flags, metavar, reader, Store(into, setter, convert), help_of(row.name), env=row.env, many=row.is_repeated,
+        row.flags, metavar, reader, Store(into, setter, convert), flag_help(row.name), env=row.env, many=row.is_repeated,
         default=default, ours=row.ours,
     )  # fmt: skip
     if row.file_flags and setter is not None:
