@@ -31,7 +31,8 @@ from tests.hub.test_commands import put_ollama
 
 from paceline.errors import Aborted, AccessDenied, DiskFull, DownloadError, HubUnavailable, ModelNotFound, PacelineError
 from paceline.hub import download, local_model, network
-from paceline.hub.locate import LocalModel, Locator
+from paceline.hub.caches import LocalModel
+from paceline.hub.locate import Locator
 from paceline.hub.references import hub_settings, parse_reference
 
 

@@ -122,7 +122,12 @@ def list_models(*, as_json: AsJson = False) -> None:
     settings = hub_settings()
     models = find_models(settings)
     if as_json:
-        records = [{**asdict(model), "parts": [str(part) for part in model.parts]} for model in models]
+        records: list[dict[str, Any]] = [
+            {name: getattr(model, name) for name in ("name", "source", "parts", "size", "modified", "quantisation")}
+            for model in models
+        ]
+        for record in records:
+            record["parts"] = [str(part) for part in record["parts"]]
         terminal.write_json(records, indent=2)
     elif not models:
         terminal.note(f"There are no models in {settings.cache} and the other caches; `paceline pull` downloads one.")

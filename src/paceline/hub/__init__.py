@@ -12,9 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
+from paceline.hub.caches import LocalModel
 from paceline.hub.download import download_bar
 from paceline.hub.file_choice import Fits, ModelFiles
-from paceline.hub.locate import LocalModel, Locator, fits_into_memory
+from paceline.hub.locate import Locator, fits_into_memory
 from paceline.hub.references import (
     HubReference,
     ModelReference,

@@ -20,7 +20,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -50,30 +50,46 @@ from paceline.hub.references import (
 _FRESH_S: Final = 60.0  # a part that grew less than a minute ago is being downloaded
 
 
+Source = Literal["huggingface", "llama.cpp", "ollama", "url"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundModel:
-    """A model in a cache.
+class LocalModel:
+    """A model with its files on this machine.
 
     Attributes:
-        name: The name that loads it.
-        source: The owner of the cache.
-        parts: Its files in order; a single file unless the model is split.
-        size: Bytes of all parts.
-        modified: Unix seconds.
-        quantisation: From the file's name; may be empty.
+        name: Its full name, such as "hf:user/repo:Q4_K_M", which loads it.
+        source: The owner of its cache.
+        parts: All files of a split set in order, or the single file.
+        projector: The file for its images, if there is any.
+        why: The reason for the quantisation, if it was chosen.
     """
 
     name: str
     source: Source
     parts: tuple[Path, ...]
-    size: int
-    modified: float
-    quantisation: str = ""
+    projector: Path | None = None
+    why: str = ""
 
     @property
     def path(self) -> Path:
         """The file to load."""
         return self.parts[0]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all parts."""
+        return sum(part.stat().st_size for part in self.parts)
+
+    @property
+    def modified(self) -> float:
+        """The time of the last change of a part, in Unix seconds."""
+        return max(part.stat().st_mtime for part in self.parts)
+
+    @property
+    def quantisation(self) -> str:
+        """The quantisation in the file's name; empty without one, as for Ollama's models."""
+        return quantisation_of(self.path.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,20 +109,20 @@ class Leftover:
     lock: Path | None = None
 
 
-def find_models(settings: HubSettings) -> list[FoundModel]:
+def find_models(settings: HubSettings) -> list[LocalModel]:
     """Return all models by source, then by name."""
-    found: list[FoundModel] = []
+    found: list[LocalModel] = []
     for cache in settings.repository_caches:
         for repo in cached_repos(cache):
             found += _of_repo(settings, repo)
     # Downloads of older versions of llama.cpp are named by path, since USER_REPO_FILE does not tell the end of USER.
     found += _by_path((path for path in settings.llama_cache.glob("*.gguf") if is_model_file(path.name)), "llama.cpp")
     found += _by_path(settings.url_cache.rglob("*.gguf"), "url")
-    found += [_model(f"ollama:{model.name}", "ollama", (model.path,), "") for model in ollama_models(settings.ollama)]
+    found += ollama_models(settings.ollama)
     return found
 
 
-def matching_models(settings: HubSettings, wanted: ModelReference | Path) -> list[FoundModel]:
+def matching_models(settings: HubSettings, wanted: ModelReference | Path) -> list[LocalModel]:
     """Return the models of a name or a path; a repository without a quantisation means all. Raises `ModelNotFound`."""
     models = find_models(settings)
     found = [each for each in models if _is_meant(settings, each, wanted)]
@@ -119,7 +135,7 @@ def matching_models(settings: HubSettings, wanted: ModelReference | Path) -> lis
     return found
 
 
-def remove_models(settings: HubSettings, models: list[FoundModel]) -> int:
+def remove_models(settings: HubSettings, models: list[LocalModel]) -> int:
     """Delete the files of models and blobs that no snapshot links to; return the freed bytes.
 
     Raises as `check_removable`, before a file is deleted.
@@ -142,7 +158,7 @@ def remove_models(settings: HubSettings, models: list[FoundModel]) -> int:
     return freed
 
 
-def check_removable(models: list[FoundModel]) -> None:
+def check_removable(models: list[LocalModel]) -> None:
     """Raise `Unsupported` if a model belongs to Ollama."""
     for model in models:
         if model.source == "ollama":
@@ -165,13 +181,19 @@ def find_leftovers(settings: HubSettings) -> list[Leftover]:
 
 def remove_leftovers(leftovers: list[Leftover]) -> list[Leftover]:
     """Delete leftovers under the locks of downloads; return the deleted leftovers, as a download may have begun meanwhile."""
-    return [each for each in leftovers if _remove_leftover(each)]
+    deleted = []
+    for leftover in leftovers:
+        with nullcontext(True) if leftover.lock is None else locked_at_once(leftover.lock) as is_free:
+            if is_free:
+                _delete(leftover.path)
+                deleted.append(leftover)
+    return deleted
 
 
 # ---- finding
 
 
-def _of_repo(settings: HubSettings, repo: CachedRepo) -> Iterator[FoundModel]:
+def _of_repo(settings: HubSettings, repo: CachedRepo) -> Iterator[LocalModel]:
     current = repo.snapshot(None)
     for snapshot in repo.snapshots():
         files = snapshot_files(snapshot)
@@ -185,7 +207,7 @@ def _of_repo(settings: HubSettings, repo: CachedRepo) -> Iterator[FoundModel]:
             if not all(part.is_file() for part in parts):
                 continue
             reference = HubReference(repo.repo, *_short(files, repo.repo, path), revision)
-            yield _model(f"hf:{reference}", source, parts, quantisation_of(path))
+            yield LocalModel(name=f"hf:{reference}", source=source, parts=parts)
 
 
 def _short(files: list[RepoFile], repo: str, path: str) -> tuple[str | None, str | None]:
@@ -199,64 +221,38 @@ def _short(files: list[RepoFile], repo: str, path: str) -> tuple[str | None, str
     return None, path
 
 
-def _by_path(paths: Iterable[Path], source: Source) -> Iterator[FoundModel]:
+def _by_path(paths: Iterable[Path], source: Source) -> Iterator[LocalModel]:
     for path in sorted(paths):
         parts = tuple(path.with_name(name) for name in split_names(path.name))
         if path == parts[0] and all(part.is_file() for part in parts):
-            yield _model(str(path), source, parts, quantisation_of(path.name))
+            yield LocalModel(name=str(path), source=source, parts=parts)
 
 
-def _model(name: str, source: Source, parts: tuple[Path, ...], quantisation: str) -> FoundModel:
-    facts = [part.stat() for part in parts]
-    return FoundModel(
-        name=name,
-        source=source,
-        parts=parts,
-        size=sum(each.st_size for each in facts),
-        modified=max(each.st_mtime for each in facts),
-        quantisation=quantisation,
-    )
-
-
-def _is_meant(settings: HubSettings, model: FoundModel, wanted: ModelReference | Path) -> bool:
+def _is_meant(settings: HubSettings, model: LocalModel, wanted: ModelReference | Path) -> bool:
     match wanted:
         case Path():
             return any(part.absolute() == wanted.absolute() for part in model.parts)
-        case HubReference():
-            own = _hub_reference(model)
-            if isinstance(own, HubReference):
-                return _is_model_of(settings, model, own, wanted)
-            return _is_flat_file_of(settings, model, wanted)
         case UrlReference():
             return url_folder(settings, wanted) / Path(wanted.file_name).name in model.parts
         case OllamaReference(name):
             return model.name == f"ollama:{full_name(name)}"
-
-
-def _is_model_of(settings: HubSettings, model: FoundModel, own: HubReference, wanted: HubReference) -> bool:
-    if own.repo.lower() != wanted.repo.lower() or not _is_of_revision(settings, model, own, wanted.revision):
+    own = _hub_reference(model)
+    if not isinstance(own, HubReference):  # an older version of llama.cpp downloaded it: "a_b" may be a/b or a_b/
+        is_file = wanted.file is not None and wanted.revision is None
+        return is_file and flat_path(settings.llama_cache, wanted.repo, wanted.file or "") in model.parts
+    if own.repo.lower() != wanted.repo.lower():
         return False
+    if wanted.revision is not None:
+        snapshots = (CachedRepo(cache, own.repo).snapshot(wanted.revision) for cache in settings.repository_caches)
+        if not any(model.path.is_relative_to(each) for each in snapshots if each is not None):
+            return False
     if wanted.file is not None:
         return model.path.as_posix().endswith(f"/{wanted.file}")
     quantisation = wanted.quantisation
     return quantisation is None or quantisation.upper() in (own.quantisation or "", model.quantisation)
 
 
-def _is_flat_file_of(settings: HubSettings, model: FoundModel, reference: HubReference) -> bool:
-    """Return whether an older version of llama.cpp downloaded this file. "a_b" may be a/b or a_b/: only files are compared."""
-    if reference.file is None or reference.revision is not None:
-        return False
-    return flat_path(settings.llama_cache, reference.repo, reference.file) in model.parts
-
-
-def _is_of_revision(settings: HubSettings, model: FoundModel, own: HubReference, revision: str | None) -> bool:
-    if revision is None:
-        return True
-    snapshots = (CachedRepo(cache, own.repo).snapshot(revision) for cache in settings.repository_caches)
-    return any(model.path.is_relative_to(each) for each in snapshots if each is not None)
-
-
-def _hub_reference(model: FoundModel) -> ModelReference | None:
+def _hub_reference(model: LocalModel) -> ModelReference | None:
     return parse_hub_reference(model.name) if model.name.startswith("hf:") else None
 
 
@@ -265,16 +261,6 @@ def _name_of(reference: ModelReference | Path) -> str:
 
 
 # ---- removing
-
-
-def _remove_leftover(leftover: Leftover) -> bool:
-    if leftover.lock is None:
-        _delete(leftover.path)
-        return True
-    with locked_at_once(leftover.lock) as is_free:
-        if is_free:
-            _delete(leftover.path)
-        return is_free
 
 
 def _delete(path: Path) -> None:
@@ -341,8 +327,6 @@ _PREFIX: Final = "models--"
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _MAX_REF_BYTES: Final = 4096
 PART_SUFFIX: Final = ".incomplete"
-
-Source = Literal["huggingface", "llama.cpp", "ollama", "url"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -470,23 +454,26 @@ _REGISTRY: Final = "registry.ollama.ai"
 _LIBRARY: Final = "library"
 
 
-@dataclass(frozen=True, slots=True)
-class OllamaModel:
-    """A model of Ollama with an existing file. name: as `ollama list` shows it."""
-
-    name: str
-    path: Path
-    size: int
-    projector: Path | None = None
-
-
-def ollama_models(folder: Path) -> Iterator[OllamaModel]:
-    """Return the models in Ollama's folder, by name."""
+def ollama_models(folder: Path) -> Iterator[LocalModel]:
+    """Return the models in Ollama's folder whose files exist, by the names of `ollama list`."""
     manifests = folder / "manifests"
     for manifest in sorted(each for each in manifests.rglob("*") if each.is_file()):
-        found = _read(folder, manifest, manifest.relative_to(manifests).parts)
-        if found is not None:
-            yield found
+        place = manifest.relative_to(manifests).parts
+        if len(place) < 2:
+            continue
+        try:
+            layers: list[dict[str, Any]] = json.loads(validation.read_file(manifest, _MAX_MANIFEST_BYTES))["layers"]
+            digests = {layer["mediaType"]: str(layer["digest"]).replace(":", "-") for layer in layers}
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            continue
+        path, projector = (folder / "blobs" / digests.get(kind, "none") for kind in (_MODEL, _PROJECTOR))
+        if path.is_file():
+            *owners, tag = place
+            owners = owners[1:] if owners[:1] == [_REGISTRY] else owners
+            owners = owners[1:] if owners[:1] == [_LIBRARY] else owners
+            name = f"ollama:{'/'.join(owners)}:{tag}"
+            has_projector = projector.is_file()
+            yield LocalModel(name=name, source="ollama", parts=(path,), projector=projector if has_projector else None)
 
 
 def ollama_blob(folder: Path, sha256: str, size: int | None) -> Path | None:
@@ -498,27 +485,3 @@ def ollama_blob(folder: Path, sha256: str, size: int | None) -> Path | None:
 def full_name(name: str) -> str:
     """Return a model's name with its tag, which is "latest" by default."""
     return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
-
-
-def _read(folder: Path, manifest: Path, parts: tuple[str, ...]) -> OllamaModel | None:
-    if len(parts) < 2:
-        return None
-    try:
-        layers: list[dict[str, Any]] = json.loads(validation.read_file(manifest, _MAX_MANIFEST_BYTES))["layers"]
-        digests = {layer["mediaType"]: str(layer["digest"]).replace(":", "-") for layer in layers}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return None
-    path = folder / "blobs" / digests.get(_MODEL, "none")
-    if not path.is_file():
-        return None
-    projector = folder / "blobs" / digests.get(_PROJECTOR, "none")
-    return OllamaModel(_name(parts), path, path.stat().st_size, projector if projector.is_file() else None)
-
-
-def _name(parts: tuple[str, ...]) -> str:
-    *place, tag = parts
-    if place[:1] == [_REGISTRY]:
-        place = place[1:]
-    if place[:1] == [_LIBRARY]:
-        place = place[1:]
-    return f"{'/'.join(place)}:{tag}"

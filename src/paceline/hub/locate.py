@@ -18,7 +18,7 @@ from paceline.errors import AccessDenied, HubUnavailable, ModelNotFound
 from paceline.hub.caches import (
     PART_SUFFIX,
     CachedRepo,
-    Source,
+    LocalModel,
     cached_repos,
     flat_path,
     full_name,
@@ -49,30 +49,6 @@ from paceline.hub.network import HubApi, RepoListing, are_same_version, new_clie
 from paceline.hub.references import HubReference, HubSettings, ModelReference, OllamaReference, UrlReference
 
 _LARGEST_BY_HTTP: Final = 50_000_000_000  # bytes; larger files are sent over the hub's own protocol alone
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalModel:
-    """A model with its files on this machine.
-
-    Attributes:
-        name: Its full name, such as "hf:user/repo:Q4_K_M".
-        parts: All files of a split set in order, or the single file.
-        projector: The file for its images, if there is any.
-        source: The owner of its cache.
-        why: The reason for the quantisation, if it was chosen.
-    """
-
-    name: str
-    parts: tuple[Path, ...]
-    projector: Path | None = None
-    source: Source
-    why: str = ""
-
-    @property
-    def path(self) -> Path:
-        """The file to load."""
-        return self.parts[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,19 +356,14 @@ class Locator:
         return False
 
     def _of_ollama(self, name: str) -> LocalModel:
-        models = {each.name: each for each in ollama_models(self.settings.ollama)}
+        models = {each.name.removeprefix("ollama:"): each for each in ollama_models(self.settings.ollama)}
         found = models.get(full_name(name))
         if found is None:
             hint = nearest_names(full_name(name), list(models)) if models else "the folder has no models"
             raise ModelNotFound(
                 f"Ollama has no model {name!r} in {self.settings.ollama}; {hint}; `ollama pull {name}` downloads a model"
             )
-        return LocalModel(
-            name=f"ollama:{found.name}",
-            parts=(found.path,),
-            projector=found.projector,
-            source="ollama",
-        )
+        return found
 
 
 def hub_name(reference: HubReference, chosen: ModelFiles) -> str:

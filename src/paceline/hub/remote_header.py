@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Final
 
 from paceline.errors import Aborted, DiskFull, HubUnavailable, ModelLoadError, ModelNotFound
+from paceline.hub.caches import LocalModel
 from paceline.hub.download import DownloadObserver
 from paceline.hub.file_choice import quantisations
-from paceline.hub.locate import ListedModel, LocalModel, Locator, part_urls
+from paceline.hub.locate import ListedModel, Locator, part_urls
 from paceline.hub.network import (
     Passing,
     body_pieces,
@@ -111,7 +112,7 @@ def model_headers(
         yield ModelHeaders(
             name=local.name,
             paths=local.parts,
-            size=sum(part.stat().st_size for part in local.parts),
+            size=local.size,
             is_local=True,
             files=tuple(part.name for part in local.parts),
             quantisations=all_quantisations,
