@@ -149,18 +149,14 @@ def _read(config: ConfigFile, section: str, values: Mapping[str, Any], command: 
     for key, value in values.items():
         _reject_unknown(f"{config.path}: {section}", key, options, f"paceline {command.name} --help")
         parameter = options[_flag(key)]
-        found[parameter.name] = _checked(f"{config.path}: {section}{key}", value, parameter, command)
-        _check_sampling(f"{config.path}: {section}", parameter.name, found[parameter.name])
+        name = parameter.name
+        found[name] = _checked(f"{config.path}: {section}{key}", value, parameter, command)
+        if name in SamplingParams.__dataclass_fields__:
+            try:
+                sampling_params({name: found[name]})
+            except InvalidParams as error:
+                raise InvalidParams(f"{config.path}: {section}{error}") from None
     return found
-
-
-def _check_sampling(where: str, name: str, value: Any) -> None:
-    """Raise `InvalidParams` for a value that the field of `SamplingParams` does not take."""
-    if name in SamplingParams.__dataclass_fields__:
-        try:
-            sampling_params({name: value})
-        except InvalidParams as error:
-            raise InvalidParams(f"{where}{error}") from None
 
 
 def _reject_unknown(where: str, key: str, known: Collection[str], see: str) -> None:
@@ -172,10 +168,15 @@ def _reject_unknown(where: str, key: str, known: Collection[str], see: str) -> N
 
 def _checked(label: str, value: Any, parameter: Any, command: Any) -> Any:
     """Return the value of an option. Raises `InvalidParams` for a wrong type, or a number out of the option's range."""
-    kind, is_list = _kind(signature(command.callback, eval_str=True).parameters[parameter.name].annotation)
-    if is_list:
+    annotation = signature(command.callback, eval_str=True).parameters[parameter.name].annotation
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    if isinstance(annotation, types.UnionType):
+        annotation = next(each for each in get_args(annotation) if each is not types.NoneType)
+    if get_origin(annotation) is list:
+        kind = get_args(annotation)[0]
         return [_one(label, each, kind, parameter) for each in (value if isinstance(value, list) else [value])]
-    return _one(label, value, kind, parameter)
+    return _one(label, value, annotation, parameter)
 
 
 def _one(label: str, value: Any, kind: type, parameter: Any) -> Any:
@@ -193,16 +194,6 @@ def _one(label: str, value: Any, kind: type, parameter: Any) -> Any:
     if not isinstance(value, str):
         raise InvalidParams(f"{label} must be a text, not {value!r:.80}")
     return value
-
-
-def _kind(annotation: Any) -> tuple[type, bool]:
-    """Return the type of a parameter's values, and whether it takes several."""
-    if get_origin(annotation) is Annotated:
-        annotation = get_args(annotation)[0]
-    if isinstance(annotation, types.UnionType):
-        annotation = next(each for each in get_args(annotation) if each is not types.NoneType)
-    is_list = get_origin(annotation) is list
-    return (get_args(annotation)[0] if is_list else annotation), is_list
 
 
 def _flag(key: str) -> str:

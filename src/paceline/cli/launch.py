@@ -13,11 +13,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 from urllib.parse import urlsplit
 
 import typer
@@ -27,7 +27,7 @@ from paceline.cli.options import ApiKeyOption, choosing_model, running, showing
 from paceline.errors import EngineError, InvalidParams
 
 if TYPE_CHECKING:
-    from httpx import Client
+    pass
 
 _DEFAULT_URL: Final = "http://127.0.0.1:8080"
 _NO_KEY: Final = "paceline"  # for a server without keys: the agents refuse to start without one
@@ -251,37 +251,24 @@ def _found(url: str | None, model: str | None, api_key: str | None) -> Endpoint:
             raise InvalidParams(f"the server at {root} wants an API key; give --api-key, or set PACELINE_API_KEY")
         if response.status_code != 200:
             raise EngineError(f"the server at {root} replied to /v1/models with status {response.status_code}")
-        return _endpoint(client, root, _models_of(root, response.content), model, api_key)
-
-
-def _models_of(root: str, body: bytes) -> list[Mapping[str, Any]]:
-    try:
-        listing = json.loads(body)
-    except ValueError:  # such as the page of another program
-        listing = None
-    models = listing.get("data") if isinstance(listing, dict) else None
-    if (
-        not isinstance(models, list)
-        or not models
-        or not all(isinstance(entry, dict) and "id" in entry for entry in models)
-    ):
-        raise EngineError(f"the server at {root} lists no models; is it a paceline server?")
-    return models
-
-
-def _endpoint(
-    client: Client, root: str, models: Sequence[Mapping[str, Any]], model: str | None, api_key: str | None
-) -> Endpoint:
-    names = [str(entry["id"]) for entry in models]
-    if model is not None and model not in names:
-        raise InvalidParams(f"--model: the server at {root} has {', '.join(names)}, not {model!r:.80}")
-    chosen = models[0] if model is None else models[names.index(model)]
-    num_tokens = (chosen.get("meta") or {}).get("n_ctx")
-    if not isinstance(num_tokens, int):  # a model of several that is not loaded yet
-        settings = client.get(f"{root}/props", params={"model": str(chosen["id"])}, timeout=600)
-        found = settings.json() if settings.status_code == 200 else {}
-        num_tokens = int(found.get("default_generation_settings", {}).get("n_ctx") or _WANTED_TOKENS)
-    return Endpoint(root, str(chosen["id"]), num_tokens, api_key or _NO_KEY)
+        try:
+            listing = json.loads(response.content)
+        except ValueError:  # such as the page of another program
+            listing = None
+        models = listing.get("data") if isinstance(listing, dict) else None
+        is_list = isinstance(models, list) and all(isinstance(entry, dict) and "id" in entry for entry in models)
+        if not is_list or not models:
+            raise EngineError(f"the server at {root} lists no models; is it a paceline server?")
+        names = [str(entry["id"]) for entry in models]
+        if model is not None and model not in names:
+            raise InvalidParams(f"--model: the server at {root} has {', '.join(names)}, not {model!r:.80}")
+        chosen = models[0] if model is None else models[names.index(model)]
+        num_tokens = (chosen.get("meta") or {}).get("n_ctx")
+        if not isinstance(num_tokens, int):  # a model of several that is not loaded yet
+            settings = client.get(f"{root}/props", params={"model": str(chosen["id"])}, timeout=600)
+            found = settings.json() if settings.status_code == 200 else {}
+            num_tokens = int(found.get("default_generation_settings", {}).get("n_ctx") or _WANTED_TOKENS)
+        return Endpoint(root, str(chosen["id"]), num_tokens, api_key or _NO_KEY)
 
 
 def is_loopback(url: str) -> bool:
@@ -344,21 +331,14 @@ def _ready(server: subprocess.Popen[bytes], log: Path) -> Endpoint:
             else:
                 if health.status_code == 200:
                     return _found(root, None, None)
-                _check_health(health.content, log)
+                with suppress(ValueError):
+                    body = json.loads(health.content)
+                    if isinstance(body, dict) and body.get("status") in _NEVER_READY:
+                        error = body.get("error")
+                        message = error.get("message") if isinstance(error, dict) else body["status"]
+                        text = log.read_text(errors="replace").strip()
+                        raise EngineError(f"the server does not become ready: {message}: {text[-2000:]}")
         time.sleep(_POLL_S)
-
-
-def _check_health(body: bytes, log: Path) -> None:
-    """Raise `EngineError` with the end of the log if a server that is not ready yet never will be."""
-    try:
-        health = json.loads(body)
-    except ValueError:
-        return
-    if isinstance(health, dict) and health.get("status") in _NEVER_READY:
-        error = health.get("error")
-        message = error.get("message") if isinstance(error, dict) else health["status"]
-        text = log.read_text(errors="replace").strip()
-        raise EngineError(f"the server does not become ready: {message}: {text[-2000:]}")
 
 
 @contextmanager

@@ -159,7 +159,11 @@ class WordWrap:
         if character == "\n":
             self._end_word(most)
             self._take(self._blanks + character, style)
-            self._end_line()
+            marker = self._line.strip()[:3]
+            if marker in ("```", "~~~") and self._fence in ("", marker):
+                self._fence = "" if self._fence else marker
+            self._line = self._blanks = ""
+            self._column = 0
             return
         self._line += character if len(self._line) < _MAX_MARKER else ""
         if self._fence or self._line.startswith(("    ", "\t")):
@@ -196,13 +200,6 @@ class WordWrap:
             self._take(character, style)
         self._column = (self._column + self._width) % (most + 1)
         self._word, self._width, self._blanks = [], 0, ""
-
-    def _end_line(self) -> None:
-        marker = self._line.strip()[:3]
-        if marker in ("```", "~~~") and self._fence in ("", marker):
-            self._fence = "" if self._fence else marker
-        self._line = self._blanks = ""
-        self._column = 0
 
     def _take(self, text: str, style: str | None) -> None:
         if self._ready and self._ready[-1][1] == style:
@@ -343,7 +340,10 @@ class Keys:
         self._before = termios.tcgetattr(self._terminal)
         undo_at_exit(self.restore)
         if threading.current_thread() is threading.main_thread():
-            self._listen()
+            for number in _ENDING_SIGNALS:
+                if signal.getsignal(number) is signal.SIG_DFL:
+                    self._handlers[number] = signal.signal(number, self._end)
+            self._handlers[signal.SIGCONT] = signal.signal(signal.SIGCONT, self._go_on)
         tty.setcbreak(self._terminal, termios.TCSADRAIN)
         return self
 
@@ -380,12 +380,6 @@ class Keys:
             return os.tcgetpgrp(self._terminal) == os.getpgrp()
         except OSError as error:  # a terminal without job control, or one that has gone
             return error.errno == errno.ENOTTY and os.isatty(self._terminal)
-
-    def _listen(self) -> None:
-        for number in _ENDING_SIGNALS:
-            if signal.getsignal(number) is signal.SIG_DFL:
-                self._handlers[number] = signal.signal(number, self._end)
-        self._handlers[signal.SIGCONT] = signal.signal(signal.SIGCONT, self._go_on)
 
     def _end(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         restore()

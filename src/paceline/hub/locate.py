@@ -147,15 +147,20 @@ class Locator:
         listed = self.look_up(reference)
         if isinstance(listed, LocalModel):
             return listed
-        self.observer.note(_choice_note(reference, listed.chosen))
+        chosen = listed.chosen
+        size = "" if chosen.size is None else f", {shown_bytes(chosen.size)}"
+        parts = f" and {len(chosen.parts) - 1} more parts" if len(chosen.parts) > 1 else ""
+        why = "" if chosen.why == "as named" else f" ({chosen.why})"
+        self.observer.note(f"{reference.repo}: {chosen.first.path}{parts}{size}{why}")
         try:
             return self._placed(listed, reference)
         except (HubUnavailable, AccessDenied) as error:
-            earlier = self._earlier(reference, listed.chosen)
-            if earlier is None:
+            earlier = self.cached(replace(reference, quantisation=None, file=chosen.first.path))
+            needs_projector = self.with_projector and chosen.projector is not None
+            if earlier is None or (needs_projector and earlier.projector is None):
                 raise
             self.observer.note(f"{error}; using the copy in the cache, which may be of an earlier commit")
-            return earlier
+            return replace(earlier, name=hub_name(reference, chosen), why=chosen.why)
 
     def _placed(self, listed: ListedModel, reference: HubReference) -> LocalModel:
         """Return a listed model from another program's cache, or download it."""
@@ -166,13 +171,6 @@ class Locator:
         if self.with_projector and chosen.projector is not None:
             return replace(elsewhere, projector=self._ensure(listed.api, listed.listing, chosen.projector))
         return elsewhere
-
-    def _earlier(self, reference: HubReference, chosen: ModelFiles) -> LocalModel | None:
-        """Return an earlier download of the same files from this branch or tag; None if it is not complete."""
-        found = self.cached(replace(reference, quantisation=None, file=chosen.first.path))
-        if found is None or (self.with_projector and chosen.projector is not None and found.projector is None):
-            return None
-        return replace(found, name=hub_name(reference, chosen), why=chosen.why)
 
     def _downloaded(self, listed: ListedModel, reference: HubReference) -> LocalModel:
         api, listing, chosen = listed.api, listed.listing, listed.chosen
@@ -386,13 +384,6 @@ def part_urls(reference: UrlReference) -> list[tuple[str, str]]:
 
 def _has_size(path: Path, file: RepoFile) -> bool:
     return path.is_file() and file.size is not None and path.stat().st_size == file.size
-
-
-def _choice_note(reference: HubReference, chosen: ModelFiles) -> str:
-    size = "" if chosen.size is None else f", {shown_bytes(chosen.size)}"
-    parts = f" and {len(chosen.parts) - 1} more parts" if len(chosen.parts) > 1 else ""
-    why = "" if chosen.why == "as named" else f" ({chosen.why})"
-    return f"{reference.repo}: {chosen.first.path}{parts}{size}{why}"
 
 
 def shown_bytes(count: float) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -145,26 +146,15 @@ ModelSource = Literal["preset", "models_dir", "cache"]
 STOP_TIMEOUT_S: Final = 10.0
 """Seconds that running requests of a model get when it is unloaded, as in llama-server."""
 
-_SERVERS_OWN: Final = frozenset(
-    f"server.{name}"
-    for name in (
-        *("hosts", "port", "api_keys", "allowed_hosts", "ssl_keyfile", "ssl_certfile", "root_path", "docs", "metrics"),
-        *(
-            "cors_origins",
-            "cors_methods",
-            "cors_headers",
-            "cors_credentials",
-            "start_page",
-            "page_folder",
-            "body_timeout_s",
-        ),
-        *("max_body_bytes", "max_total_body_bytes", "max_header_bytes", "max_connections", "keep_alive_s", "drain_s"),
-        *("responses_store", "responses_store_bytes", "responses_store_total_bytes", "heartbeat_s"),
-        *("log_level", "log_json", "log_file"),
-        *("models_preset", "models_dir", "models_max", "models_memory", "models_autoload"),
-        "spare_worker",
-    )
-)
+# fmt: off
+_SERVERS_OWN: Final = frozenset(f"server.{name}" for name in (
+    "hosts", "port", "api_keys", "allowed_hosts", "ssl_keyfile", "ssl_certfile", "root_path", "docs", "metrics", "cors_origins",
+    "cors_methods", "cors_headers", "cors_credentials", "start_page", "page_folder", "body_timeout_s", "max_body_bytes",
+    "max_total_body_bytes", "max_header_bytes", "max_connections", "keep_alive_s", "drain_s", "responses_store",
+    "responses_store_bytes", "responses_store_total_bytes", "heartbeat_s", "log_level", "log_json", "log_file", "models_preset",
+    "models_dir", "models_max", "models_memory", "models_autoload", "spare_worker",
+))
+# fmt: on
 _MODELS_OWN: Final = frozenset(("aside.model_path", "aside.model_name", "aside.repository", "aside.repository_file"))
 _NAMES: Final = frozenset(("aside.model_url", "server.aliases", "server.tags", "server.model"))
 _DRAFT_REPOSITORY: Final = "--spec-draft-hf"
@@ -222,31 +212,26 @@ class ModelPresets:
 
         Raises `InvalidParams` for a wrong file of presets or a folder that cannot be read.
         """
-        sections = self._sections(preset_file)
+        sections: dict[str, PresetSection] = {}
+        if preset_file is not None and preset_file.suffix.lower() != ".toml":
+            try:
+                sections = read_presets(preset_file, self._files.read(preset_file))
+            except OSError as error:
+                reason = error.strerror or error
+                raise InvalidParams(f"--models-preset: cannot read {on_one_line(preset_file)}: {reason}") from None
         common = sections.pop(ALL_MODELS, PresetSection(ALL_MODELS, (), {}))
-        paths: dict[str, tuple[ModelSource, Path]] = {}
-        for name, path in self._files.cached_models().items():
-            paths[name] = ("cache", path)
-        for name, path in self._folder_models(folder):
-            paths[name] = ("models_dir", path)
+        paths: dict[str, tuple[ModelSource, Path]] = {
+            name: ("cache", path) for name, path in self._files.cached_models().items()
+        }
+        paths |= {name: ("models_dir", path) for name, path in self._folder_models(folder)}
         found = [self._model(section, common, paths.get(section.name)) for section in sections.values()]
         hidden = self._hidden_files(found, sections, common)
-        for name, (source, path) in paths.items():
+        for name, known in paths.items():
             if name not in sections:
-                is_hidden = source == "cache" and path in hidden
-                found.append(self._plain(name, source, path, common, is_hidden=is_hidden))
+                is_hidden = known[0] == "cache" and known[1] in hidden
+                found.append(self._model(PresetSection(name, (), {}), common, known, is_hidden=is_hidden))
         check_names(found)
         return found
-
-    def _sections(self, path: Path | None) -> dict[str, PresetSection]:
-        if path is None or path.suffix.lower() == ".toml":
-            return {}
-        try:
-            return read_presets(path, self._files.read(path))
-        except OSError as error:
-            raise InvalidParams(
-                f"--models-preset: cannot read {on_one_line(path)}: {error.strerror or error}"
-            ) from None
 
     def _folder_models(self, folder: Path | None) -> Iterator[tuple[str, Path]]:
         """Yield name and file of the models of the folder and of its folders, chosen as llama-server chooses them."""
@@ -270,11 +255,6 @@ class ModelPresets:
                 f"--models-dir: cannot read the folder {on_one_line(folder)}: {error.strerror or error}"
             ) from None
 
-    def _plain(
-        self, name: str, source: ModelSource, path: Path, common: PresetSection, *, is_hidden: bool
-    ) -> ModelPreset:
-        return self._model(PresetSection(name, (), {}), common, (source, path), is_hidden=is_hidden)
-
     def _model(
         self,
         section: PresetSection,
@@ -288,7 +268,8 @@ class ModelPresets:
         of_all = _kept(common.flags, notes)
         own = _kept(section.flags, notes)
         if known is not None and not any(_targets(given) & _MODELS_OWN for given in own):
-            own = [*own, _model_flag(known[1], section.name)]
+            label = f"the file of {section.name}"  # a path: the name of a file that was found has no scheme
+            own = [*own, GivenFlag(BY_NAME["--model"][0], label, (str(known[1].absolute()),), "file")]
         sources = (*self._weak, of_all, own, self._arguments)
         found = resolve_model(sources, self._files, section.name)
         options: Mapping[str, Any] = {**common.options, **section.options}
@@ -321,26 +302,15 @@ class ModelPresets:
             drafts = [given for given in section.flags if _DRAFT_REPOSITORY in given.flag.names]
             references = [parse_hub_reference(given.texts[-1], name=given.label) for given in drafts]
             for reference in (preset.reference, *references):
-                path = None if reference is None else self._cached(reference)
-                hidden |= set() if path is None else {path}
+                if reference is not None:
+                    with suppress(PacelineError):
+                        hidden.add(self._files.download(reference, None, offline=True, hf_token=None).path)
         return hidden
-
-    def _cached(self, reference: ModelReference) -> Path | None:
-        try:
-            return self._files.download(reference, None, offline=True, hf_token=None).path
-        except PacelineError:
-            return None
 
 
 def _targets(given: GivenFlag) -> set[str]:
     action = given.flag.action
     return set(action.targets) if isinstance(action, Store) else set()
-
-
-def _model_flag(path: Path, name: str) -> GivenFlag:
-    """Return -m with the file of a model that was found, and so has no name with a scheme."""
-    flag, _ = BY_NAME["--model"]
-    return GivenFlag(flag, f"the file of {name}", (str(path.absolute()),), "file")
 
 
 def _kept(flags: Sequence[GivenFlag], notes: list[str]) -> list[GivenFlag]:

@@ -214,30 +214,28 @@ def slots(draft: Draft, value: Any, label: str) -> None:
     draft.put("engine.num_slots", UNSET if value < 0 else value, label)
 
 
-def mlock(draft: Draft, value: bool, label: str) -> None:
-    """Store the load mode with the weights locked, and mapped unless --no-mmap was given."""
-    mode = draft.get("engine.load_mode", "auto")
-    _check_not_direct(mode, label)
-    locked = {"none": "mlock", "mlock": "mlock"}.get(mode, "mmap_mlock")
-    unlocked = {"mlock": "none", "mmap_mlock": "mmap"}.get(mode, mode)
-    draft.put("engine.load_mode", locked if value else unlocked, label)
+def load_mode(on: Mapping[str, str], off: Mapping[str, str]) -> Setter:
+    """Return a setter of a switch that changes the load mode. on, off: the new mode by the mode so far, "auto" by default."""
+
+    def store(draft: Draft, value: bool, label: str) -> None:
+        mode = draft.get("engine.load_mode", "auto")
+        if mode == "direct_io":
+            raise InvalidParams(
+                f"{label} does not go with --load-mode dio, which reads past the page cache; leave one of them out"
+            )
+        modes = on if value else off
+        draft.put("engine.load_mode", modes.get(mode, modes.get("auto", mode)), label)
+
+    return store
 
 
-def mmap(draft: Draft, value: bool, label: str) -> None:
-    """Store the load mode with the file mapped or not; the weights stay locked or not."""
-    mode = draft.get("engine.load_mode", "auto")
-    _check_not_direct(mode, label)
-    is_locked = mode in ("mlock", "mmap_mlock")
-    draft.put(
-        "engine.load_mode", ("mmap_mlock" if value else "mlock") if is_locked else "mmap" if value else "none", label
-    )
-
-
-def _check_not_direct(mode: str, label: str) -> None:
-    if mode == "direct_io":
-        raise InvalidParams(
-            f"{label} does not go with --load-mode dio, which reads past the page cache; leave one of them out"
-        )
+mlock: Final = load_mode(
+    {"none": "mlock", "mlock": "mlock", "auto": "mmap_mlock"}, {"mlock": "none", "mmap_mlock": "mmap"}
+)
+mmap: Final = load_mode(
+    {"mlock": "mmap_mlock", "mmap_mlock": "mmap_mlock", "auto": "mmap"},
+    {"mlock": "mlock", "mmap_mlock": "mlock", "auto": "none"},
+)
 
 
 def adapters(target: str) -> Setter:
