@@ -443,8 +443,8 @@ def names_beside_serve() -> set[str]:
     return known_names(group.commands)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_given: bool) -> None:
+    if is_given:
         from paceline import __version__
 
         terminal.write(f"paceline {__version__}\n")

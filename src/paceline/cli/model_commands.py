@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline import demo, validation
+from paceline import demo, hub, validation
 from paceline.cli import terminal
 from paceline.cli.config_file import CONFIG_VARIABLE, MODEL_VARIABLE, ConfigFile, check_config, default_path, entries
 from paceline.cli.endings import StopSignal, run
@@ -29,17 +29,6 @@ from paceline.cli.inputs import text_argument
 from paceline.cli.options import ModelChoice, load, model_names
 from paceline.config import MAX_RPC_SERVERS
 from paceline.errors import Aborted, InvalidParams, ModelLoadError, ModelNotFound, PacelineError, RpcServerUnavailable
-from paceline.hub import (
-    HubReference,
-    ModelReference,
-    UrlReference,
-    check_file,
-    check_is_path,
-    is_reference,
-    local_model,
-    parse_hub_reference,
-    parse_reference,
-)
 from paceline.hub.caches import find_leftovers, find_models, matching_models, remove_leftovers, remove_models
 from paceline.hub.locate import shown_bytes
 from paceline.hub.references import hub_settings
@@ -89,16 +78,18 @@ def pull(
     """
     reference = parse_name(model)
     if hf_file is not None:
-        if not isinstance(reference, HubReference):
+        if not isinstance(reference, hub.HubReference):
             raise InvalidParams(
                 f"--hf-file needs a repository of the Hugging Face Hub, and {reference} is not a repository"
             )
-        reference = HubReference(reference.repo, file=check_file(hf_file, "--hf-file"), revision=reference.revision)
+        reference = hub.HubReference(
+            reference.repo, file=hub.check_file(hf_file, "--hf-file"), revision=reference.revision
+        )
     note: Callable[[str], object] = (lambda _: None) if quiet else terminal.note
 
     def work(stop: StopSignal) -> None:
         try:
-            found = local_model(
+            found = hub.local_model(
                 reference,
                 offline=offline,
                 hf_token=hf_token,
@@ -155,7 +146,7 @@ def show(model: ListedName, *, hf_token: HfToken = None, offline: Offline = Fals
             for found in matching_models(settings, reference)
         ]
     except ModelNotFound:
-        if settings.offline or not isinstance(reference, HubReference | UrlReference):
+        if settings.offline or not isinstance(reference, hub.HubReference | hub.UrlReference):
             raise
         facts = [run(lambda stop: _remote_facts(reference, stop, hf_token))]
     if as_json:
@@ -197,18 +188,22 @@ def prune(*, dry_run: DryRun = False) -> None:
         terminal.note(f"Removed {files}; {size} are free again.")
 
 
-def parse_name(text: str) -> ModelReference:
+def parse_name(text: str) -> hub.ModelReference:
     """Parse a name of a model. A repository of the hub needs no "hf:". Raises `InvalidParams`."""
-    return parse_reference(text, name="MODEL") if is_reference(text) else parse_hub_reference(text, name="MODEL")
+    return (
+        hub.parse_reference(text, name="MODEL")
+        if hub.is_reference(text)
+        else hub.parse_hub_reference(text, name="MODEL")
+    )
 
 
-def parse_listed(text: str) -> ModelReference | Path:
+def parse_listed(text: str) -> hub.ModelReference | Path:
     """Parse a name as `paceline list` shows it: as `parse_name`, or the path of a file. Raises `InvalidParams`."""
     path = Path(os.path.expanduser(text))  # noqa: PTH111 - pathlib's raises for an unknown user
     return path if path.is_absolute() or path.is_file() else parse_name(text)
 
 
-def _remote_facts(reference: ModelReference, stop: StopSignal, hf_token: str | None) -> dict[str, Any]:
+def _remote_facts(reference: hub.ModelReference, stop: StopSignal, hf_token: str | None) -> dict[str, Any]:
     """Return the facts of the hub and of the file's header about a model that was not downloaded."""
     from paceline.hub.remote_header import model_headers
 
@@ -365,14 +360,14 @@ def _described(name: str, stop: StopSignal, options: Mapping[str, Any], *, metad
 
     text = text_argument("MODEL", name)
     with ExitStack() as stack:
-        if is_reference(text):
+        if hub.is_reference(text):
             found = stack.enter_context(model_headers(text, cancel=stop.event, note=terminal.note))
             path, facts = found.paths[0], {"path": str(found.paths[0]), "name": found.name}
             if not found.is_local:
                 names = found.files[0] + (f" and {len(found.files) - 1} more parts" if len(found.files) > 1 else "")
                 facts["path"] = f"not downloaded: {names}, {shown_bytes(found.size)}"
         else:
-            check_is_path(text)
+            hub.check_is_path(text)
             path, facts = validation.path("MODEL", text), {"path": text}
         model = load(ModelChoice(model=str(path), vocab_only=True, show_progress=False), stop).model
         projectors: list[dict[str, Any]] = []

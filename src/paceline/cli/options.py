@@ -396,9 +396,9 @@ def _local_path(choice: ModelChoice, stop: StopSignal) -> Path:
 
 
 @contextmanager
-def _progress_bar(title: str, wanted: bool) -> Iterator[Callable[[float], object] | None]:
+def _progress_bar(title: str, is_shown: bool) -> Iterator[Callable[[float], object] | None]:
     """Show a transient bar on stderr; yield the function that sets its share of 1, or None without a bar."""
-    if not wanted or not terminal.is_terminal(sys.stderr):
+    if not is_shown or not terminal.is_terminal(sys.stderr):
         yield None
         return
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn

@@ -222,9 +222,9 @@ def tokenize(
 Format = Callable[["Tokenizer", list[int]], str]
 
 
-def _format(**wanted: bool) -> Format:
+def _format(**switches: bool) -> Format:
     """Return the requested form of output. Raise `InvalidParams` for more than one."""
-    chosen = ["--json" if name == "as_json" else f"--{name}" for name, given in wanted.items() if given]
+    chosen = ["--json" if name == "as_json" else f"--{name}" for name, given in switches.items() if given]
     if len(chosen) > 1:
         raise InvalidParams(f"{' and '.join(chosen)} exclude each other; choose one")
     formats: dict[str, Format] = {
@@ -346,8 +346,8 @@ def embed(
         from paceline.runtime import Embedder
 
         loaded = option.load(choice, stop).model
-        wanted: Any = None if pooling is None else pooling.value
-        with Embedder(loaded, pooling=wanted, n_threads=threads) as embedder, stop.aborting(embedder.abort):
+        pooling_name: Any = None if pooling is None else pooling.value
+        with Embedder(loaded, pooling=pooling_name, n_threads=threads) as embedder, stop.aborting(embedder.abort):
             normalization: Any = normalize.value
             if embedder.pooling == "none":
                 return embedder.embed_tokens(given, normalize=normalization)

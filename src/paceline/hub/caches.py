@@ -122,16 +122,18 @@ def find_models(settings: HubSettings) -> list[LocalModel]:
     return found
 
 
-def matching_models(settings: HubSettings, wanted: ModelReference | Path) -> list[LocalModel]:
+def matching_models(settings: HubSettings, reference: ModelReference | Path) -> list[LocalModel]:
     """Return the models of a name or a path; a repository without a quantisation means all. Raises `ModelNotFound`."""
     models = find_models(settings)
-    found = [each for each in models if _is_meant(settings, each, wanted)]
+    found = [each for each in models if _is_meant(settings, each, reference)]
     if not found:
-        if isinstance(wanted, Path) and wanted.is_file():
-            raise ModelNotFound(f"no cache has {wanted}, a file outside the caches; `paceline info {wanted}` shows it")
+        if isinstance(reference, Path) and reference.is_file():
+            raise ModelNotFound(
+                f"no cache has {reference}, a file outside the caches; `paceline info {reference}` shows it"
+            )
         names = [each.name for each in models]
-        hint = nearest_names(_name_of(wanted), names) if names else "the caches have no models"
-        raise ModelNotFound(f"no cache has {_name_of(wanted)}; {hint}")
+        hint = nearest_names(_name_of(reference), names) if names else "the caches have no models"
+        raise ModelNotFound(f"no cache has {_name_of(reference)}; {hint}")
     return found
 
 
@@ -228,27 +230,27 @@ def _by_path(paths: Iterable[Path], source: Source) -> Iterator[LocalModel]:
             yield LocalModel(name=str(path), source=source, parts=parts)
 
 
-def _is_meant(settings: HubSettings, model: LocalModel, wanted: ModelReference | Path) -> bool:
-    match wanted:
+def _is_meant(settings: HubSettings, model: LocalModel, reference: ModelReference | Path) -> bool:
+    match reference:
         case Path():
-            return any(part.absolute() == wanted.absolute() for part in model.parts)
+            return any(part.absolute() == reference.absolute() for part in model.parts)
         case UrlReference():
-            return url_folder(settings, wanted) / Path(wanted.file_name).name in model.parts
+            return url_folder(settings, reference) / Path(reference.file_name).name in model.parts
         case OllamaReference(name):
             return model.name == f"ollama:{full_name(name)}"
     own = _hub_reference(model)
     if not isinstance(own, HubReference):  # an older version of llama.cpp downloaded it: "a_b" may be a/b or a_b/
-        is_file = wanted.file is not None and wanted.revision is None
-        return is_file and flat_path(settings.llama_cache, wanted.repo, wanted.file or "") in model.parts
-    if own.repo.lower() != wanted.repo.lower():
+        is_file = reference.file is not None and reference.revision is None
+        return is_file and flat_path(settings.llama_cache, reference.repo, reference.file or "") in model.parts
+    if own.repo.lower() != reference.repo.lower():
         return False
-    if wanted.revision is not None:
-        snapshots = (CachedRepo(cache, own.repo).snapshot(wanted.revision) for cache in settings.repository_caches)
+    if reference.revision is not None:
+        snapshots = (CachedRepo(cache, own.repo).snapshot(reference.revision) for cache in settings.repository_caches)
         if not any(model.path.is_relative_to(each) for each in snapshots if each is not None):
             return False
-    if wanted.file is not None:
-        return model.path.as_posix().endswith(f"/{wanted.file}")
-    quantisation = wanted.quantisation
+    if reference.file is not None:
+        return model.path.as_posix().endswith(f"/{reference.file}")
+    quantisation = reference.quantisation
     return quantisation is None or quantisation.upper() in (own.quantisation or "", model.quantisation)
 
 
@@ -368,8 +370,7 @@ class CachedRepo:
 
     def snapshot(self, revision: str | None) -> Path | None:
         """Return the folder of a revision. None means main, else any branch, else the newest snapshot."""
-        wanted = "main" if revision is None else revision
-        commit = self._commit_of(wanted)
+        commit = self._commit_of("main" if revision is None else revision)
         if commit is None and revision is not None:
             commit = revision if _COMMIT.fullmatch(revision) else None
         if commit is None and revision is None:

@@ -164,11 +164,7 @@ def _of_quantisation(models: Sequence[RepoFile], quantisation: str) -> RepoFile 
 
 
 def _model(files: Sequence[RepoFile], first: RepoFile, why: str) -> ModelFiles:
-    return ModelFiles(_split_set(files, first), why, _projector(files, first.path))
-
-
-def _split_set(files: Sequence[RepoFile], first: RepoFile) -> tuple[RepoFile, ...]:
-    """Return all parts of a set, in order. Raises `ModelNotFound` if the repository lacks a part."""
+    """Return the model with all parts of a set, in order. Raises `ModelNotFound` if the repository lacks a part."""
     by_path = {each.path: each for each in files}
     names = split_names(first.path)
     missing = [name for name in names if name not in by_path]
@@ -176,7 +172,7 @@ def _split_set(files: Sequence[RepoFile], first: RepoFile) -> tuple[RepoFile, ..
         raise ModelNotFound(
             visible(f"{first.path} is one of {len(names)} parts, and {missing[0]} is missing beside it")
         )
-    return tuple(by_path[name] for name in names)
+    return ModelFiles(tuple(by_path[name] for name in names), why, _projector(files, first.path))
 
 
 def _projector(files: Sequence[RepoFile], model: str) -> RepoFile | None:
@@ -209,10 +205,10 @@ def _no_models(files: Sequence[RepoFile], repo: str) -> ModelNotFound:
     return ModelNotFound(f"{repo} has no GGUF file of a model")
 
 
-def nearest_names(wanted: str, names: Sequence[str]) -> str:
+def nearest_names(name: str, names: Sequence[str]) -> str:
     """Return "did you mean ..." for a message, or the list of names if none is near."""
-    names = [visible(name) for name in names]
-    near = validation.nearest_names(wanted, names, most=3)
+    names = [visible(each) for each in names]
+    near = validation.nearest_names(name, names, most=3)
     if near:
         return f"did you mean {' or '.join(near)}?"
     if not names:

@@ -174,10 +174,10 @@ class Locator:
 
     def _downloaded(self, listed: ListedModel, reference: HubReference) -> LocalModel:
         api, listing, chosen = listed.api, listed.listing, listed.chosen
-        wanted = list(chosen.parts)
+        files = list(chosen.parts)
         if self.with_projector and chosen.projector is not None:
-            wanted.append(chosen.projector)
-        paths = [self._ensure(api, listing, file) for file in wanted]
+            files.append(chosen.projector)
+        paths = [self._ensure(api, listing, file) for file in files]
         cached = CachedRepo(self.settings.cache, listing.repo)
         with translating_disk_errors(reference.revision or "main", cached.folder):
             cached.set_ref(reference.revision, listing.commit)

@@ -188,10 +188,10 @@ def first_bytes(file: _RemoteFile, count: int, cancel: threading.Event) -> tuple
     """Return the first bytes of a file, at most `count`, and the length of the whole file if the server sends it."""
     import httpx
 
-    wanted = {**file.headers, "range": f"bytes=0-{count - 1}"}
+    headers = {**file.headers, "range": f"bytes=0-{count - 1}"}
     data = bytearray()
     try:
-        with new_client() as client, open_response(client, file.url, wanted) as response:
+        with new_client() as client, open_response(client, file.url, headers) as response:
             if response.status_code not in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT):
                 raise refused(response, file.name, file.url)
             for piece in body_pieces(response):
