@@ -28,14 +28,14 @@ def png(pixels: Pixels) -> bytes:
 
 
 def png_of(rows: bytes, width: int, height: int) -> bytes:
-    """A PNG file whose data are these rows, whatever its header says of them."""
+    """A PNG file with these rows as its data, for any header."""
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     chunks = [png_chunk(b"IHDR", header), png_chunk(b"IDAT", zlib.compress(rows)), png_chunk(b"IEND", b"")]
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
 def bmp(pixels: Pixels) -> bytes:
-    """A BMP file of 24 bits, whose rows go from bottom to top."""
+    """A BMP file of 24 bits, with rows from bottom to top."""
     height, width = pixels.shape[:2]
     rows = b"".join(row[:, ::-1].tobytes().ljust(-(-3 * width // 4) * 4, b"\0") for row in pixels[::-1])
     info = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 24, 0, len(rows), 0, 0, 0, 0)

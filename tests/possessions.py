@@ -1,6 +1,6 @@
-"""What a process holds of the system: child processes, open files, threads.
+"""A process's resources of the system: child processes, open files, threads.
 
-Only what is gained between two looks is reported: what an earlier test left behind may go at any time.
+Only gains between two looks are reported: resources of an earlier test may be freed at any time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def is_gone(pid: int) -> bool:
 
 
 def open_files() -> Counter[str]:
-    """What the open descriptors refer to, and how often; sockets and pipes have a name each."""
+    """Return the targets of the open descriptors, with counts; sockets and pipes have a name each."""
     links: Counter[str] = Counter()
     for descriptor in list(Path("/proc/self/fd").iterdir()):
         with contextlib.suppress(FileNotFoundError):  # the descriptor that listed the folder
@@ -44,7 +44,7 @@ def open_files() -> Counter[str]:
 
 @dataclass(frozen=True, slots=True)
 class Possessions:
-    """One look at what is held; garbage is collected before."""
+    """One look at the resources; garbage is collected before."""
 
     children: frozenset[str]
     files: Counter[str]
@@ -56,7 +56,7 @@ class Possessions:
         return cls(frozenset(children()), open_files(), frozenset(threading.enumerate()))
 
     def gained_since(self, before: Self) -> list[str]:
-        """Everything that is held now and was not then, in words; empty where nothing stayed."""
+        """Return all resources held now and not then, in words; empty if nothing stayed."""
         return [
             *(f"process {child}" for child in sorted(self.children - before.children)),
             *(f"file {link}" for link in sorted((self.files - before.files).elements())),

@@ -1,4 +1,4 @@
-"""RPC servers for tests: `paceline rpc-serve` in a process of its own, and stand-ins that say what they are told to."""
+"""RPC servers for tests: `paceline rpc-serve` in a process of its own, and scripted stand-ins."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class LendingServer:
 
 @contextmanager
 def stopped(server: LendingServer) -> Iterator[None]:
-    """Have a server hang while the block runs: the kernel accepts what is sent, and no reply comes."""
+    """Have a server hang while the block runs: the kernel accepts bytes, and no reply comes."""
     server.send(signal.SIGSTOP)
     try:
         yield
@@ -88,7 +88,7 @@ def stopped(server: LendingServer) -> Iterator[None]:
 
 @contextmanager
 def stand_in(behave: Callable[[socket.socket], object]) -> Iterator[str]:
-    """Accept connections, and do with each what is said; yield the address."""
+    """Accept connections, and handle each with the given function; yield the address."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         kept: list[socket.socket] = []
 
@@ -114,7 +114,7 @@ def stand_in(behave: Callable[[socket.socket], object]) -> Iterator[str]:
 
 
 def replying(*replies: bytes) -> Callable[[socket.socket], object]:
-    """Return what answers one command after the other with these payloads, and then closes."""
+    """Return a handler that answers commands in order with these payloads, and then closes."""
 
     def behave(connection: socket.socket) -> None:
         for payload in replies:

@@ -1,4 +1,4 @@
-"""An engine on the fake backend with its own thread, whose passes a test can hold up. No sleeps: gates and bounded waits."""
+"""An engine on the fake backend with its own thread, with passes that a test can hold up. No sleeps: gates and bounded waits."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def fail_the_next_tick(scheduler: Scheduler) -> None:
 
 
 class GatedBackend(FakeBackend):
-    """A fake whose passes wait while `gate` is closed, or until they are aborted."""
+    """A fake with passes that wait while `gate` is closed, or until they are aborted."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -154,7 +154,7 @@ class Running:
 
 
 def in_threads(*functions: Any) -> None:
-    """Run them at the same time, each in a thread, and raise what one of them raised."""
+    """Run the calls at the same time, each in a thread, and raise an exception of theirs."""
     errors: list[BaseException] = []
     start = threading.Barrier(len(functions))
 
@@ -176,7 +176,7 @@ def in_threads(*functions: Any) -> None:
 
 
 def _stack_of(thread: threading.Thread) -> str:
-    """Return where a thread hangs, and the engines' threads that it may wait for."""
+    """Return the stack of a hanging thread, and of the engines' threads that it may wait for."""
     frames = sys._current_frames()
     waits = [entry for entry in threading.enumerate() if entry is thread or entry.name.startswith("paceline-engine")]
     return "\n".join(

@@ -1,4 +1,4 @@
-"""The samplers once more, slowly and in float64, from their definitions: what the native ones are measured against.
+"""The samplers once more, slowly and in float64, from their definitions: the reference for the native samplers.
 
 A distribution is a dict from token id to logit. `Reference.margin` is how close any decision came to falling the other
 way, so that a test can leave out cases that rounding decides.
@@ -44,7 +44,7 @@ def uniform(seed: int, choice: int, k: int, index: int, lane: int, stream: int) 
 
 
 def draw(logits: Logits, seed: int, choice: int, k: int) -> int:
-    """The token whose logit plus Gumbel noise is highest."""
+    """Return the token with the highest sum of logit and Gumbel noise."""
     noisy = {
         token: logit - math.log(-math.log(uniform(seed, choice, k, token // 4, token % 4, 0)))
         for token, logit in logits.items()
@@ -148,7 +148,7 @@ class Reference:
         return kept
 
     def _cut(self, order: list[int], count: int, logits: Logits) -> None:
-        """Record how close the last that is kept is to the first that is not; equal ones are ordered by id."""
+        """Record the distance of the last kept token to the first cut token; equal tokens are ordered by id."""
         if count < len(order) and logits[order[count - 1]] != logits[order[count]]:
             self._close(logits[order[count - 1]] - logits[order[count]])
 

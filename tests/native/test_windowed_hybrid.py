@@ -22,7 +22,7 @@ pytestmark = pytest.mark.native
 
 @dataclass(frozen=True, kw_only=True)
 class WindowedLfm2Spec(Lfm2Spec):
-    """LFM2 whose layers of attention have a window."""
+    """LFM2 with a window in its layers of attention."""
 
     n_swa: int = 32
 
@@ -66,7 +66,7 @@ def test_an_aborted_pass_leaves_window_and_recurrent_state_where_they_were(model
 
 
 def test_forks_of_one_that_runs_leave_room_for_all(path: Path) -> None:
-    """Many, one after the other, while it generates: nothing is preempted, and each is as if computed."""
+    """Many in sequence, while it generates: nothing is preempted, and each is as if computed."""
     prompt = ids(100)
     with LLM(path, **{**OPTIONS, "num_slots": 4, "n_ctx": 4096, "n_ubatch": 32}) as llm:
         stream = llm.stream(prompt, **{**ASK, "max_tokens": 700}, max_buffered_tokens=1000)

@@ -1,4 +1,4 @@
-"""Files that are missing, or no model: the error says what the file is and what to do."""
+"""Missing files, and files that are no model: the error has the kind of the file and the way out."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_similar_file_is_suggested(name: str, model: Path) -> None:
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    """The first folder of the path that is wrong is what the user has to look at."""
+    """The error names the first wrong folder of the path."""
     assert f"there is no folder {tmp_path / 'models'}" in message(tmp_path / "models" / "a.gguf")
 
 
@@ -117,7 +117,7 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
 def test_names_without_a_scheme_are_named_with_it(
     name: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For the library, which loads nothing by such a name."""
+    """For the library, which loads nothing by this name."""
     monkeypatch.chdir(tmp_path)
     assert expected in message(name)
     with pytest.raises(FileNotFoundError):
@@ -186,7 +186,7 @@ def test_a_half_of_a_download_is_not_complete(model: Path) -> None:
     ],
 )
 def test_a_folder_is_named_with_its_files(files: tuple[str, ...], expected: str, tmp_path: Path) -> None:
-    """Those that could be meant."""
+    """The possible names."""
     for name in files:
         (tmp_path / name).touch()
     assert expected in message(tmp_path)

@@ -19,7 +19,7 @@ def source_folder() -> Path:
 
 
 def libmtmd_entry() -> Path:
-    """Return the folder of libmtmd in the build's cache whose key is that of the llama.cpp that the core was built from."""
+    """Return the folder of libmtmd in the build's cache for the llama.cpp of the built core."""
     facts = _native.build_info()
     wanted = _key(Path(facts["cache_entry"]))
     found = Path(facts["cache_dir"]).glob("libmtmd/*/complete")
@@ -37,7 +37,7 @@ def _key(entry: Path) -> str:
 def build_tool(
     program: Path, sources: Sequence[str | Path], flags: Sequence[str] = (), libraries: Sequence[Path] = ()
 ) -> Path:
-    """Compile files of llama.cpp's tree and others; skip the test where compiler, sources or libraries are not at hand."""
+    """Compile files of llama.cpp's tree and others; skip the test if compiler, sources or libraries are missing."""
     facts = _native.build_info()
     compiler = next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None)
     entry = Path(facts["cache_entry"])

@@ -1,7 +1,7 @@
-"""The engine under everything that can happen to it, in any order, with each strategy and each kind of memory.
+"""The engine under random events, in any order, with each strategy and each kind of memory.
 
-The oracle is one request at a time: what ended by itself is what the same request gives alone, what was cut off is how
-that begins.
+The oracle is one request at a time: a request that ended by itself equals the same request alone, and a request that was cut
+off is a beginning of it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ DRAFTERS = {"one by one": Oracle, "all at once": BatchOracle}
 
 @st.composite
 def samplings(draw: st.DrawFn) -> dict[str, Any]:
-    """What decides an output."""
+    """The parameters that decide an output."""
     max_tokens = draw(st.none() | st.integers(0, 30))
     least = 30 if max_tokens is None else max_tokens
     options: dict[str, Any] = {"max_tokens": max_tokens}
@@ -247,7 +247,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(prompt=SHARED, sharing=st.just({}) | SALTS)
     def export(self, prompt: list[int], sharing: dict[str, Any]) -> None:
-        """What memory has of a path goes out."""
+        """Export the part of a path in memory."""
         self.exports[self.world.export(prompt, **sharing)] = prompt
 
     @precondition(lambda self: any(self.world.exported.values()))
@@ -348,7 +348,7 @@ class Machine(RuleBasedStateMachine):
             self.judge_export(key)
 
     def judge(self, outcome: Outcome, choice: int) -> None:
-        """Compare a choice with what the request gives alone."""
+        """Compare a choice with the same request alone."""
         key = outcome.request.key
         prompt, sampling = self.asked[key]
         alone = lone(repr(sorted(self.make.items())), repr((prompt, sorted(sampling.items()))))
@@ -368,7 +368,7 @@ class Machine(RuleBasedStateMachine):
         assert reason not in BY_ITSELF or scored == wanted
 
     def judge_drafts(self, outcome: Outcome) -> None:
-        """Usage counts drafts, and of those that were kept no more than were generated."""
+        """Usage counts drafts, and no more accepted drafts than generated tokens."""
         usage = outcome.chunks[-1].usage
         assert usage is not None
         assert 0 <= usage.accepted_tokens <= min(usage.draft_tokens, usage.completion_tokens)
@@ -378,7 +378,7 @@ class Machine(RuleBasedStateMachine):
             assert usage.draft_tokens == 0
 
     def judge_cached(self, outcome: Outcome) -> None:
-        """Usage names what really came from other requests, and is zero where sharing is off."""
+        """Usage counts tokens that really came from other requests, and is zero if sharing is off."""
         usage, request = outcome.chunks[-1].usage, outcome.request
         assert usage is not None
         assert (usage.cached_tokens == 0) == (usage.cached_from is None)
@@ -406,7 +406,7 @@ class Machine(RuleBasedStateMachine):
         assert outcome.last(choice).stop == expected.stop
 
     def judge_export(self, key: int) -> None:
-        """What is said to be saved of a path follows from its tokens, from the first one on."""
+        """The tokens reported as saved are a path's own, from the first on."""
         states = self.world.exported[key]
         assert states is not None
         hashes = [value for state in states for value in state.hashes]
@@ -447,7 +447,7 @@ class Machine(RuleBasedStateMachine):
 
 
 def random_depths(seed: int) -> Callable[..., list[int]]:
-    """Return what chooses depths at random, within what each sequence and the tick may have."""
+    """Return a chooser of random depths, within the limits of each sequence and the tick."""
     source = random.Random(seed)
 
     def choose(
@@ -474,7 +474,7 @@ def may_share(one: Request, other: Request) -> bool:
 
 @lru_cache(maxsize=4096)
 def lone(make: str, asked: str) -> Outcome:
-    """The request in a world of its own, where nothing goes wrong."""
+    """Run the request in a world of its own, without failures."""
     prompt, sampling = eval(asked)
     return World(**dict(eval(make))).alone(prompt, **dict(sampling))
 

@@ -128,7 +128,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.world.replay_log))
     @rule(data=st.data(), reason=st.sampled_from([FinishReason.CANCELLED, FinishReason.DEADLINE]))
     def end_without_worker(self, data: st.DataObject, reason: FinishReason) -> None:
-        """It does not respond in time; what it reports of the request later is dropped."""
+        """It does not respond in time; its later reports of the request are dropped."""
         key = data.draw(st.sampled_from(list(self.world.replay_log)))
         self.causes[key].add(reason)
         self.world.end_without_worker(key, reason)
@@ -209,7 +209,7 @@ class Machine(RuleBasedStateMachine):
             self.judge_embedding(key, texts)
 
     def judge(self, key: int, outcome: ReaderOutcome) -> None:
-        """Compare with what the request gives alone, choice by choice."""
+        """Compare with the same request alone, choice by choice."""
         assert outcome.terminal is not None
         assert outcome.is_released
         prompt, wanted = self.asked[key]
@@ -260,7 +260,7 @@ class Machine(RuleBasedStateMachine):
 
 @lru_cache(maxsize=4096)
 def lone(make: str, asked: str) -> list[tuple[Any, ...]]:
-    """The request in a world of its own, where nothing happens."""
+    """Run the request in a world of its own, without events."""
     prompt, wanted = eval(asked)
     world = IsolatedWorld(**dict(eval(make)))
     outcome = world.submit(prompt, **dict(wanted))

@@ -57,7 +57,7 @@ class Data:
 
 
 class TreeMachine(RuleBasedStateMachine):
-    """Whatever is inserted and removed: the tree has exactly the prefixes of what is held or saved."""
+    """For any insertions and removals: the tree has exactly the held and saved prefixes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class TreeMachine(RuleBasedStateMachine):
 
     @rule(namespace=st.sampled_from(NAMESPACES), tokens=PATHS | st.just(()))
     def match(self, namespace: Any, tokens: Path) -> None:
-        """Return the longest prefix that any owner has or had saved, and where it ends."""
+        """Return the longest prefix that any owner has or had saved, and its end."""
         known = self.known(namespace)
         expected = max((shared(tokens, entry) for entry in known), default=0)
         match = self.tree.match(namespace, packed(tokens))
@@ -246,7 +246,7 @@ def shared(one: Path, other: Path) -> int:
 
 
 def test_the_tree_is_a_dict_of_paths() -> None:
-    """Holding, growing, saving, splitting, evicting in any order: a match finds what is there, once, and nothing else."""
+    """Holding, growing, saving, splitting, evicting in any order: a match finds the held tokens, once, and nothing else."""
     run_state_machine_as_test(TreeMachine, settings=QUICK)
 
 
@@ -273,7 +273,7 @@ def test_a_blob_that_is_split_keeps_its_range(long: Path, other: Path, budget: i
 
 @given(st.lists(st.tuples(PATHS, st.integers(1, 5)), min_size=1, max_size=12), st.integers(1, 40))
 def test_eviction_leaves_no_gap_in_front_of_what_stays(saved: list[tuple[Path, int]], budget: int) -> None:
-    """Prefixes saved from their beginning, then evicted down to a budget: what is left has no gap from the root on."""
+    """Prefixes saved from their beginning, then evicted down to a budget: the rest has no gap from the root on."""
     tree = RadixTree()
     for tokens, _ in saved:
         node = tree.insert(("a",), packed(tokens))
@@ -297,7 +297,7 @@ def test_eviction_leaves_no_gap_in_front_of_what_stays(saved: list[tuple[Path, i
 
 @given(st.lists(st.tuples(st.sampled_from(NAMESPACES), PATHS), max_size=8), PATHS)
 def test_namespaces_know_nothing_of_each_other(inserted: list[tuple[Any, Path]], tokens: Path) -> None:
-    """What a namespace finds depends on what was put into it alone."""
+    """A namespace finds only its own entries."""
     together, apart = RadixTree(), {name: RadixTree() for name in NAMESPACES}
     for name, path in inserted:
         together.insert(name, packed(path))
@@ -559,7 +559,7 @@ def test_a_sibling_and_a_stranger_are_waited_for_as_long_as_it_is_worth_it() -> 
 @pytest.mark.parametrize("size", [1, 2, 3, 17, 1000])
 @pytest.mark.parametrize("at", [0, 1, 2, 16, 999])
 def test_a_difference_is_found_at_its_token(size: int, at: int) -> None:
-    """Whatever bytes it differs in, and where they agree by chance across tokens."""
+    """For any differing bytes, and chance agreement across tokens."""
     if at >= size:
         return
     tokens = [0x01010101] * size

@@ -145,7 +145,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(["a", "c", "sleepy"]), n_ctx=st.integers(1, 3))
     def change(self, name: str, n_ctx: int) -> None:
-        """Have other options for a model, whose users may end."""
+        """Have other options for a model; its users may end."""
 
         async def begin() -> None:
             models = [self.pool.entry(name) for name in self.pool.names()]
@@ -194,7 +194,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_user_is_cut_off(self) -> None:
-        """A run with users ends only where it was unloaded by name, or died."""
+        """A run with users ends only if it was unloaded by name, or died."""
         for _, task in self.users:
             if task.done() and not task.cancelled() and task.exception() is None:
                 run = task.result()
@@ -208,7 +208,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def states_are_true(self) -> None:
-        """What is loaded has a run, what has none does not say so."""
+        """Loaded models have a run, and models without a run are not loaded."""
         if not hasattr(self, "pool"):
             return
         for model in self.pool._models.values():

@@ -1,4 +1,4 @@
-"""Whatever a request wants and whenever its worker dies, the reader gets what it would have got without the death."""
+"""For any request and any time of its worker's death, the reader gets the same as without the death."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def joined(chunks: list[Any]) -> Any:
 def test_an_output_resumed_anywhere_is_the_same(
     tokens: list[int], stop: list[str], min_tokens: int, cut: int, special: bool, interval: int
 ) -> None:
-    """In the middle of a character, of a stop or of an interval: the chunks join to those of an undisturbed run."""
+    """In the middle of a character, of a stop or of an interval: the chunks join to the undisturbed text."""
     params = SamplingParams(stop=stop, min_tokens=min_tokens, max_tokens=None, logprobs=0)
     options = RequestOptions(special=special, interval=interval)
     script = [*tokens, 10]
@@ -130,7 +130,7 @@ def play(wanted: list[dict[str, Any]], deaths: set[int], options: dict[str, Any]
 def test_deaths_change_nothing_in_the_output(
     wanted: list[dict[str, Any]], deaths: set[int], options: dict[str, Any]
 ) -> None:
-    """Ids, texts, logprobs, reasons, stops and counts are those of an engine that nothing happened to."""
+    """Ids, texts, logprobs, reasons, stops and counts equal those of an undisturbed engine."""
     outcomes, undisturbed = play(wanted, deaths, options), play(wanted, set(), options)
     for outcome, other in zip(outcomes, undisturbed, strict=True):
         assert outcome.summary() == other.summary()
@@ -155,7 +155,7 @@ def test_deaths_change_nothing_in_the_output(
 def test_deaths_amid_cancels_and_pauses_end_every_stream_once(
     wanted: list[dict[str, Any]], happenings: list[tuple[int, str, int]]
 ) -> None:
-    """Every output is the beginning of what it would have been; each ends once, and nothing is left open."""
+    """Every output is the beginning of the undisturbed output; each ends once, and nothing is left open."""
     expected = [item.summary() for item in play(wanted, set(), {})]
     world = IsolatedWorld(eos_every=60, num_cells=1024)
     outcomes = [world.submit(item["prompt"], **{k: v for k, v in item.items() if k != "prompt"}) for item in wanted]

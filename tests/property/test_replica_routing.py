@@ -35,7 +35,7 @@ def known(index: PrefixIndex) -> set[int]:
 def test_digests_follow_through_loss_repetition_and_disorder(
     digests: list[list[int]], max_prefixes: int, random: Random, loss: float
 ) -> None:
-    """What the index has is always one of the published digests; after a snapshot it is the last, in bounded bytes."""
+    """The index is always a published digest; after a snapshot it is the last digest, in bounded bytes."""
     max_bytes = 64 + 8 * max_prefixes
     publisher, index, updates = DigestPublisher(1, max_bytes), PrefixIndex(10), []
     for hashes in digests:
@@ -59,7 +59,7 @@ def test_digests_follow_through_loss_repetition_and_disorder(
 @settings(max_examples=100, deadline=None)
 @given(DIGESTS, st.integers(1, 24))
 def test_nothing_is_sent_again_where_nothing_is_lost(digests: list[list[int]], max_prefixes: int) -> None:
-    """Every update applies to the one before it, and the index has what was published each time."""
+    """Every update applies to the last, and the index has the published digest each time."""
     publisher, index = DigestPublisher(1, 64 + 8 * max_prefixes), PrefixIndex(10)
     for hashes in digests:
         assert index.apply("a", publisher.publish(digest(hashes)))
@@ -125,7 +125,7 @@ def test_every_ready_candidate_is_ranked_whatever_was_reported(
 
 
 def dialogues(random: Random, num: int) -> list[Dialogue]:
-    """Conversations of one to three turns behind one of two heads."""
+    """Conversations of one to three turns after a head of two."""
     heads = [tuple(random.randbytes(200)), tuple(random.randbytes(150)), ()]
     return [
         Dialogue(
@@ -141,7 +141,7 @@ def dialogues(random: Random, num: int) -> list[Dialogue]:
 
 
 def results(outcome: Outcome) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """What came out for each prompt, whatever came first."""
+    """Return the outputs for each prompt, in any order of earlier prompts."""
     return sorted((tuple(job.prompt), tuple(job.generated)) for job in outcome.jobs)
 
 
@@ -153,7 +153,7 @@ MACHINE = Machine(cost=FakeCost(base_s=0.02, token_s=0.001), num_cells=2048, num
 def test_no_request_is_lost_or_answered_twice(
     seed: int, lost_share: float, delay_s: float, report_s: float, has_leaving: bool
 ) -> None:
-    """With stale, lost and bounded digests, and a replica that leaves: all that one replica alone gives out, and no less."""
+    """With stale, lost and bounded digests, and a replica that leaves: all outputs of a single replica, and no less."""
     trace = dialogues(Random(seed), 10)
     leaves = ((2.0, 0), (3.0, 2)) if has_leaving else ()
     setting = Setting(3, MACHINE, report_s=report_s, delay_s=delay_s, lost_share=lost_share, leaves=leaves, seed=seed)

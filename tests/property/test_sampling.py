@@ -115,7 +115,7 @@ parts = st.sampled_from(
 @QUIET
 @given(text=st.one_of(st.lists(parts, max_size=25).map(lambda some: "root ::= " + "".join(some)), st.text(max_size=60)))
 def test_any_text_is_a_grammar_that_works_or_a_typed_error(vocabulary: Model, text: str) -> None:
-    """Whatever the text, a sampler comes of it whose tokens can be accepted, or GrammarError."""
+    """For any text, a sampler with acceptable tokens results, or GrammarError."""
     try:
         sampler = Sampler(SamplingParams(seed=1, grammar=text), vocabulary)
     except (GrammarError, InvalidParams):

@@ -1,4 +1,4 @@
-"""Every shipped strategy on any view: the contract, what each promises beyond it, and that all are done in the end."""
+"""Every shipped strategy on any view: the contract, further promises of each, and that all sequences end."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_balanced_gives_each_side_half_where_it_wants_it(view: SchedulerView, bu
 
 @given(views(), BUDGETS)
 def test_paced_gives_every_decoder_its_row_where_the_budget_has_room(view: SchedulerView, budget: int) -> None:
-    """Every decoder has a row where they fit beside the least share of the prompts."""
+    """Every decoder has a row if they fit beside the least share of the prompts."""
     decoders = [sequence.key for sequence in view.sequences if sequence.is_decoding]
     tokens = planned(Paced(), view, budget)
     if budget >= len(decoders) + 16:
@@ -132,11 +132,11 @@ def test_paced_gives_every_decoder_its_row_where_the_budget_has_room(view: Sched
 
 @given(views(), BUDGETS)
 def test_paced_is_within_the_target_or_gives_the_least_share(view: SchedulerView, budget: int) -> None:
-    """The tick is expected to take at most the target, or what leaves decoding three tenths of it; else 16 tokens of prompts.
+    """The tick is expected to take at most the target, or to leave decoding three tenths of it; else 16 tokens of prompts.
 
-    The latter up to a tick without decoding, or twice what decoding alone takes. Where too much time was lost, it may take
-    what makes that a hundredth, up to a tick without decoding; a tile beside decoding a quarter more than all that. And four
-    tokens more would not have fitted into the target, unless budget or prompts were at their end.
+    The latter up to a tick without decoding, or twice the time of decoding alone. After too much lost time, it may be so long
+    that the loss is a hundredth, up to a tick without decoding; a tile beside decoding may take a quarter more than all that.
+    And four tokens more would not have fitted into the target, unless budget or prompts were at their end.
     """
     tokens = planned(Paced(), view, budget)
     num_decode, num_prefill = (tokens_of(tokens, view, is_decoding=is_decoding) for is_decoding in (True, False))

@@ -38,7 +38,7 @@ STOPS = st.lists(st.text("ab é🙂", min_size=1, max_size=4), max_size=3)
 
 @st.composite
 def scripts(draw: st.DrawFn) -> tuple[list[int], dict[str, Any]]:
-    """What is drawn, and the request's conditions for its end."""
+    """The drawn tokens, and the request's conditions for its end."""
     body = draw(st.lists(st.sampled_from(PLAIN), max_size=14))
     tokens = [*body, *draw(st.sampled_from([[12], [13], [12, 0]]))]
     max_tokens = draw(st.none() | st.integers(1, 16))
@@ -71,7 +71,7 @@ def reference(tokens: list[int], options: dict[str, Any], cut_off: FinishReason 
 
 
 def joined(chunks: list[StreamChunk]) -> Expected:
-    """What a reader has in the end, each chunk looked at by itself."""
+    """Return a reader's final text, with each chunk checked by itself."""
     last = chunks[-1]
     assert last.finish_reason is not None
     assert [chunk.finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
@@ -97,7 +97,7 @@ def started(tokens: list[int], options: dict[str, Any], **more: Any) -> tuple[Wo
 @settings(max_examples=300, deadline=None)
 @given(scripts())
 def test_chunks_joined_are_what_the_drawn_tokens_make(script: tuple[list[int], dict[str, Any]]) -> None:
-    """Ids, text, reason and stop are those of a plain function."""
+    """Ids, text, reason and stop equal those of a plain function."""
     tokens, options = script
     world, outcome = started(tokens, options)
     world.run()

@@ -1,4 +1,4 @@
-"""Any bursts, any choices, any moments of reading: what a reader gets, joined, is what was pushed."""
+"""Any bursts, any choices, any times of reading: a reader's joined chunks equal the pushed chunks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CHOICES = 3
 
 @dataclass
 class Pushed:
-    """All that one choice was given, as plain lists."""
+    """The pushed parts of one choice, as plain lists."""
 
     ids: list[int]
     text: str
@@ -65,7 +65,7 @@ def note(pushed: dict[int, Pushed], chunk: StreamChunk) -> int:
 
 
 def check(seen: list[StreamChunk], pushed: dict[int, Pushed], interval: int) -> None:
-    """Compare what was read with the lists."""
+    """Compare the read chunks with the lists."""
     read = {choice: Pushed([], "", [], []) for choice in range(CHOICES)}
     for chunk in seen:
         assert chunk.index == note(read, chunk)

@@ -27,13 +27,13 @@ def token_lists(draw: st.DrawFn) -> Tokens:
 
 
 def first_stop(data: bytes, stops: list[str]) -> tuple[int, str] | None:
-    """Where the first stop begins in all bytes, and which it is: the shortest of those that begin there."""
+    """Return the start of the first stop in all bytes, and the shortest stop that begins there."""
     found = [(data.find(stop.encode()), len(stop.encode()), stop) for stop in stops if stop.encode() in data]
     return min(found)[::2] if found else None
 
 
 def might_begin(data: bytes, stops: list[str]) -> int:
-    """Where the longest end of the bytes begins that is the beginning of a stop but not all of it."""
+    """Return the start of the longest end of the bytes that is a proper beginning of a stop."""
     for begin in range(len(data)):
         end = data[begin:]
         if any(stop.encode().startswith(end) and stop.encode() != end for stop in stops):
@@ -67,7 +67,7 @@ def expected_of(tokens: Tokens, stops: list[str]) -> tuple[list[int], list[int],
 
 @given(BYTES | st.binary(), st.data())
 def test_text_of_any_bytes_split_anywhere_is_the_text_of_the_whole(data: bytes, draw: st.DataObject) -> None:
-    """Pieces joined are what the whole decodes to, each alone is well-formed, and state may change hands anywhere."""
+    """Joined pieces equal the decoded whole, each alone is well-formed, and state may change hands anywhere."""
     cuts = sorted(draw.draw(st.lists(st.integers(0, len(data)))))
     detokenizer, pieces = Detokenizer(), []
     for begin, end in zip([0, *cuts], [*cuts, len(data)], strict=True):
@@ -87,7 +87,7 @@ def test_text_of_any_bytes_split_anywhere_is_the_text_of_the_whole(data: bytes, 
 @example([(100, b"aa"), (101, b"ab")], ["aab"])
 @example([(100, b"abcd!")], ["bc", "bcd", "abcde"])
 def test_a_pipe_gives_what_the_whole_sequence_gives(tokens: Tokens, stops: list[str]) -> None:
-    """Ids, ids of the stop, text and the stop itself are those of a plain function of the whole; nothing is lost."""
+    """Ids, ids of the stop, text and the stop itself equal those of a plain function of the whole; nothing is lost."""
     pieces_of = dict(tokens)
     pipe, results = TextPipe([pieces_of.get(index, b"") for index in range(100 + len(tokens))], stops), []
     for token_id, _ in tokens:

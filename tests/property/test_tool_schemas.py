@@ -1,4 +1,4 @@
-"""Schemas of functions: what they describe is what a call binds, for parameters of any kind."""
+"""Schemas of functions: a call binds the described arguments, for parameters of any kind."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def functions(draw: st.DrawFn) -> tuple[Any, dict[str, Any]]:
 @settings(deadline=None, max_examples=150)
 @given(functions())
 def test_arguments_that_fit_the_schema_reach_the_function(made: tuple[Any, dict[str, Any]]) -> None:
-    """The schema accepts them, and the function gets them by their names; what is left out has its default."""
+    """The schema accepts them, and the function gets them by their names; missing arguments have their default."""
     function, arguments = made
     tool = FunctionTool.of(function)
     (parsed,) = parse_tools([tool])  # a schema that a chat accepts
@@ -63,7 +63,7 @@ def test_arguments_that_fit_the_schema_reach_the_function(made: tuple[Any, dict[
 @settings(deadline=None, max_examples=150)
 @given(functions(), st.dictionaries(NAMES, st.none() | st.integers() | st.text(max_size=3), max_size=3))
 def test_what_the_schema_refuses_is_refused(made: tuple[Any, dict[str, Any]], arguments: dict[str, Any]) -> None:
-    """A call raises ValueError where the schema does not accept an unknown or missing name."""
+    """A call raises ValueError if the schema does not accept an unknown or missing name."""
     function, _ = made
     tool = FunctionTool.of(function)
     assert tool.parameters is not None
@@ -75,7 +75,7 @@ def test_what_the_schema_refuses_is_refused(made: tuple[Any, dict[str, Any]], ar
 
 @given(st.text(max_size=200))
 def test_any_text_is_a_docstring(text: str) -> None:
-    """It describes what can be read of it."""
+    """It describes the readable parts."""
     described, arguments = parse_docstring(text)
     assert isinstance(described, str)
     assert all(name.isidentifier() or name.isalnum() or "_" in name for name in arguments)

@@ -1,4 +1,4 @@
-"""Traces and histograms under whatever values: lines come back as they were, and quantiles lie where they can."""
+"""Traces and histograms under any values: lines come back unchanged, and quantiles lie in their bounds."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_line_comes_back_as_the_event_it_was(event: TraceEvent) -> None:
 @settings(deadline=None)
 @given(EVENT, st.data())
 def test_a_damaged_line_is_refused_or_is_another_event(event: TraceEvent, data: st.DataObject) -> None:
-    """No other error than the one that says so."""
+    """Only the documented error."""
     line = to_line(event, 0.0)
     begin = data.draw(st.integers(0, len(line)))
     end = data.draw(st.integers(begin, len(line)))
@@ -81,7 +81,7 @@ def test_a_damaged_line_is_refused_or_is_another_event(event: TraceEvent, data: 
 @settings(deadline=None)
 @given(st.lists(EVENT, max_size=12))
 def test_any_events_have_a_viewer(events: list[TraceEvent]) -> None:
-    """Also where they make no sense together: ends without beginnings, ticks that overlap, rows of no sequence."""
+    """Also if they make no sense together: ends without beginnings, ticks that overlap, rows of no sequence."""
     assert json.loads(msgspec.json.encode(viewer_data(Trace(tuple(events)), title="any")))["title"] == "any"
 
 

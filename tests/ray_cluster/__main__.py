@@ -12,7 +12,7 @@ _KILL_EVERY_S = 20.0
 
 
 def main(minutes: float) -> None:
-    """Run all scenarios one after the other, and print what each found."""
+    """Run all scenarios in turn, and print their results."""
     num_kills = max(1, round(minutes * 60 / _KILL_EVERY_S))
     with LocalCluster() as cluster:
         steps: list[Callable[[], str]] = [

@@ -17,7 +17,7 @@ _TIMEOUT = httpx.Timeout(120.0)
 
 @dataclass(slots=True)
 class Tally:
-    """What became of all streams."""
+    """The outcomes of all streams."""
 
     num_done: int = 0
     num_tokens: int = 0
@@ -73,7 +73,7 @@ def stream(client: httpx.Client, url: str, prompt: str, num_tokens: int) -> tupl
 
 
 class Load:
-    """So many streams at a time, one after the other, until `stop`."""
+    """A number of concurrent streams, each followed by another, until `stop`."""
 
     def __init__(self, cluster: LocalCluster, num_streams: int, num_tokens: int) -> None:
         self.tally = Tally()
@@ -99,7 +99,7 @@ class Load:
                     self.tally.add(tokens, self._expected[prompt], gap_s)
 
     def stop(self) -> Tally:
-        """Let the streams that are open end, and return what became of all."""
+        """Let open streams end, and return the outcomes of all."""
         self._over.set()
         for thread in self._threads:
             thread.join(180)

@@ -53,7 +53,7 @@ KEY = "sk-cluster-test"
 
 
 class LocalCluster:
-    """Replicas of the demo model, more where requests wait for a slot. The process tree ends with the block.
+    """Replicas of the demo model, more if requests wait for a slot. The process tree ends with the block.
 
     options: further lines of TOML for the model.
     """
@@ -107,7 +107,7 @@ class LocalCluster:
 
     @property
     def log(self) -> str:
-        """What the command has written."""
+        """The command's output."""
         return self._log.read_text(errors="replace")
 
     def get(self, path: str) -> Any:
@@ -138,7 +138,7 @@ class LocalCluster:
             time.sleep(0.25)
 
     def kill_replica(self) -> str:
-        """Kill the replica that has most to do, and return its id; the other ones stay."""
+        """Kill the busiest replica, and return its id; the others stay."""
         found = self.wait_for(1)
         chosen = max(found, key=lambda item: item["processing"])
         os.kill(chosen["pid"], signal.SIGKILL)
@@ -158,7 +158,7 @@ class LocalCluster:
         return pid
 
     def update(self, num_slots: int) -> None:
-        """Deploy with other options, as a second operator would, and return when all replicas are new ones."""
+        """Deploy with other options, as a second operator would, and return when all replicas are new."""
         before = frozenset(replica["id"] for replica in self.replicas())
         log = Path(self._folder.name) / "update-log"
         updating = self._start(self._config(num_slots, "auto"), log)

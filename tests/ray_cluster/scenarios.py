@@ -1,4 +1,4 @@
-"""What happens to a cluster in production, as checks; how long they take is an argument."""
+"""Events of a cluster in production, as checks; their duration is an argument."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def kill_replicas(cluster: LocalCluster, num_kills: int, every_s: float, num_str
 
 
 def end_an_engine(cluster: LocalCluster, num_streams: int = 16) -> str:
-    """Have the engine of a replica give up, whose worker may not be started again: its streams go on at the other."""
+    """Have the engine of a replica give up, with no restart of its worker: its streams go on at the other."""
     load = Load(cluster, num_streams, num_tokens=500)
     time.sleep(5)
     ended = cluster.kill_worker()
@@ -70,7 +70,7 @@ def end_an_engine(cluster: LocalCluster, num_streams: int = 16) -> str:
 
 
 def update_under_load(cluster: LocalCluster, num_streams: int = 16) -> str:
-    """Replace all replicas, one after the other, by others with fewer slots."""
+    """Replace all replicas in turn by replicas with fewer slots."""
     load = Load(cluster, num_streams, num_tokens=500)
     cluster.update(num_slots=24)
     tally = load.stop()

@@ -64,7 +64,7 @@ def test_greedy_text_equals_that_of_llama_server(real_model: RealModel, name: st
 
 
 def _greedy(client: httpx.Client, prompt: str) -> list[tuple[int, dict[int, float]]]:
-    """Return each token that llama-server draws, with the log-probabilities of its likeliest ones there."""
+    """Return each token that llama-server draws, with the log-probabilities of the likeliest tokens."""
     body = {"prompt": prompt, "temperature": 0, "n_predict": NUM_TOKENS, "cache_prompt": False, "n_probs": 10}
     reply = client.post("/completion", json=body).raise_for_status().json()
     return [

@@ -43,7 +43,7 @@ def test_perplexity_does_not_depend_on_the_kernels(real_model: RealModel, tmp_pa
 
 
 def _log_probabilities(model: Path, text: Path, kernels: str) -> npt.NDArray[np.float64]:
-    """Return those of the scored tokens. Fails if the build or the processor lacks the kernels."""
+    """Return the log-probabilities of the scored tokens. Fails if the build or the processor lacks the kernels."""
     command = [sys.executable, "-m", "tests.real_models.perplexity", str(model), str(text), "1024"]
     done = subprocess.run(
         command, env=os.environ | dict.fromkeys(VARIABLES, kernels), cwd=texts.ROOT, capture_output=True, text=True

@@ -1,4 +1,4 @@
-"""The APIs that chats come by, each as its clients read it: what a body has, how a stream goes and how it ends."""
+"""The APIs for chats, as clients read them: bodies, streams and their ends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def body(self, max_tokens: int, *, stream: bool = True, tool: bool = False) -> dict[str, Any]:
-        """Return a request for a story, or for a call of a tool, whose arguments are long."""
+        """Return a request for a story, or for a call of a tool with long arguments."""
 
     @abstractmethod
     def has_text(self, event: Event) -> bool:
@@ -49,7 +49,7 @@ class Dialect(ABC):
         return status == 429
 
     def event(self, line: str) -> Event | None:
-        """Return the event of a line; None where it has none."""
+        """Return the event of a line; None if it has none."""
         if not line.startswith("data: "):
             return None
         data = line.removeprefix("data: ")

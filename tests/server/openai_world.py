@@ -80,7 +80,7 @@ class Watch(Instrument):
 
 
 class OpenAIServer(RunningServer):
-    """The demo model under two names, with embeddings. watch: what its engine does; engine: more options of it."""
+    """The demo model under two names, with embeddings. watch: instrument of its engine; engine: more options of it."""
 
     def __init__(self, engine: dict[str, Any] | None = None, **settings: Any) -> None:
         self.watch = Watch()
@@ -91,7 +91,7 @@ class OpenAIServer(RunningServer):
         self._note_closed()
 
     def wait_closed(self, request_id: str) -> None:
-        """Wait until the server has released the request with this id, which cancels what had not ended."""
+        """Wait until the server has released the request with this id, after cancelling unfinished choices."""
         with self._changed:
             assert self._changed.wait_for(lambda: request_id in self._closed, LONG_S)
 

@@ -1,4 +1,4 @@
-"""Routes as plain as can be over `start_request` and `EventStream`, to look at what every API is built on."""
+"""Minimal routes over `start_request` and `EventStream`, to test the base of every API."""
 
 from __future__ import annotations
 

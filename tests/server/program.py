@@ -1,4 +1,4 @@
-"""A server in a process of its own, over a fake engine whose passes are blocked."""
+"""A server in a process of its own, over a fake engine with blocked passes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ sys.exit(startup.serve(ServerSettings(port=0, drain_s=float(sys.argv[1]), hosts=
 
 
 class Program:
-    """A server in a process of its own, whose passes are blocked. lines: what it has written to stderr."""
+    """A server in a process of its own, with blocked passes. lines: its output on stderr."""
 
     def __init__(self, drain_s: float, host: str = "127.0.0.1") -> None:
         self._process = subprocess.Popen(

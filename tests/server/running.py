@@ -61,7 +61,7 @@ class RunningServer:
 
     @property
     def connections(self) -> Collection[Any]:
-        """The open ones."""
+        """The open connections."""
         return self._server.server_state.connections
 
     @property

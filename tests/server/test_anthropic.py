@@ -63,7 +63,7 @@ def streamed(client: anthropic.Anthropic, **more: Any) -> tuple[list[Any], anthr
 
 
 def contents(message: anthropic.types.Message) -> list[dict[str, Any]]:
-    """The blocks, without the ids of calls, which are new every time, and without what is not set."""
+    """The blocks, without the ids of calls, which are new every time, and without unset members."""
     blocks = [block.model_dump(exclude_none=True) for block in message.content]
     return [{name: value for name, value in block.items() if name not in ("id", "parsed_output")} for block in blocks]
 
@@ -160,7 +160,7 @@ def test_no_tool_is_used_where_none_may_be(client: anthropic.Anthropic) -> None:
 
 
 def test_tools_of_anthropics_servers_are_left_out(client: anthropic.Anthropic) -> None:
-    """The message says so, whole and streamed; the other tools are used."""
+    """The message has a warning, whole and streamed; the other tools are used."""
     for tools in ([WEB_SEARCH], [WEB_SEARCH, WEATHER]):
         options: dict[str, Any] = {"tools": tools, "tool_choice": {"type": "auto"}, "max_tokens": 60, "messages": ASKED}
         whole, (events, message) = create(client, **options), streamed(client, **options)
@@ -260,7 +260,7 @@ def test_conversations_are_taken_as_clients_cut_them(client: anthropic.Anthropic
 
 
 def test_a_clients_stamp_keeps_no_prefix_from_being_shared(client: anthropic.Anthropic) -> None:
-    """A new session finds the tools and the system prompt of the one before."""
+    """A new session finds the tools and the system prompt of the last session."""
     prompt = [{"type": "text", "text": "You are an agent that reads tales of foxes, hens, owls and geese. " * 5}]
 
     def usage(stamp: str, words: str) -> anthropic.types.Usage:
@@ -487,7 +487,7 @@ def test_pings_keep_an_idle_stream_alive() -> None:
 
 
 def test_claude_code_gets_a_heartbeat_that_it_counts() -> None:
-    """It leaves a stream that has only pings for five minutes. The message is what it would be without."""
+    """It leaves a stream that has only pings for five minutes. The message is the same as without."""
     headers = {"user-agent": "claude-cli/2.1.197 (external, sdk-cli)"}
     with OpenAIServer(heartbeat_s=0.01) as world, world.anthropic() as client, ExitStack() as stack:
         with world.watch.held(0):

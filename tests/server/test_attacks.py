@@ -1,4 +1,4 @@
-"""The harness of `python -m tests.attack`, and the quick ones of its attacks."""
+"""The harness of `python -m tests.attack`, and its quick attacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server whose model's file is replaced: it loads the model again, or refuses requests if that was asked for."""
+"""A server with a replaced model file: it loads the model again, or refuses requests on demand."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_model_that_was_replaced_is_loaded_again_after_a_crash(
 def test_a_model_that_was_replaced_in_its_sleep_is_loaded_again(
     serve: Callable[..., RunningServer], path: Path, spec: Any
 ) -> None:
-    """The request that wakes it gets a 503 with Retry-After, and later ones are the new model's."""
+    """The request that wakes it gets a 503 with Retry-After, and later requests get the new model."""
     server = serve(sleep_idle_s=0.1)
     with server.client() as client:
         client.post("/completion", json=BODY)

@@ -1,4 +1,4 @@
-"""What chats of every API make of a failing engine: their own errors, at their own places, and free slots."""
+"""Chats of every API on a failing engine: their own errors, at their own places, and free slots."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def read(dialect: Dialect, response: httpx.Response) -> list[Event]:
 def test_a_pass_that_fails_ends_a_stream_with_the_apis_error(
     world: OpenAIServer, passes: Passes, dialect: Dialect, *, tool: bool
 ) -> None:
-    """After what had been generated, a text or a part of a call; the next request is served."""
+    """After generated text, or a part of a call; the next request is served."""
     passes.fail_after(50 if tool else 12)
     with world.client() as client:
         body, headers = dialect.body(400, tool=tool), {"x-request-id": "failed"}
@@ -111,7 +111,7 @@ def test_a_pass_that_fails_ends_a_stream_with_the_apis_error(
 def test_a_pass_that_fails_before_the_first_byte_is_a_500(
     world: OpenAIServer, passes: Passes, dialect: Dialect
 ) -> None:
-    """Where nothing is streamed, in the API's shape."""
+    """Without streaming, in the API's shape."""
     passes.fail_after(3)
     with world.client() as client:
         response = client.post(dialect.path, json=dialect.body(400, stream=False))
@@ -151,7 +151,7 @@ def test_the_packages_raise_what_a_stream_ends_with(world: OpenAIServer, passes:
 
 
 def test_the_openai_package_reads_a_response_that_failed(world: OpenAIServer, passes: Passes) -> None:
-    """By its events, with what had been generated in the failed response."""
+    """By its events, with the generated text in the failed response."""
     passes.fail_after(12)
     with world.openai() as client:
         events = list(client.responses.create(model="tale", input=STORY, temperature=0, stream=True))
@@ -254,7 +254,7 @@ def test_a_worker_that_dies_changes_no_stream_where_it_is_replaced() -> None:
 
 
 def test_an_engine_that_gives_up_ends_streams_and_refuses_chats() -> None:
-    """After one crash too many: the streams end with their APIs' errors, and what comes then is a 503."""
+    """After a crash too many: the streams end with their APIs' errors, and later requests get a 503."""
     with OpenAIServer({**APART, "max_restarts": 1}, **ENDLESS) as server, server.client() as client:
         with OpenStreams(server.url, max_tokens=300) as streams:
             streams.wait_begun()

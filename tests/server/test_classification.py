@@ -115,7 +115,7 @@ def test_classify_has_vllms_shape(classifier: httpx.Client, models: Path) -> Non
 
 
 def test_numbers_of_the_head_are_returned_where_they_are_asked_for(classifier: httpx.Client) -> None:
-    """Their softmax is what is returned otherwise."""
+    """Their softmax is returned otherwise."""
     (raw,) = ok(classifier, "/classify", input="the cat", use_activation=False)["data"]
     (found,) = ok(classifier, "/classify", input="the cat")["data"]
     powers = np.exp(np.array(raw["probs"]))
@@ -138,7 +138,7 @@ def test_what_cannot_be_classified_is_refused(classifier: httpx.Client) -> None:
 
 @pytest.mark.parametrize("path", ["/score", "/v1/score"])
 def test_a_reranker_scores_pairs(reranker: httpx.Client, path: str) -> None:
-    """The sigmoid of what /rerank returns, in the order of the texts."""
+    """The sigmoid of /rerank's scores, in the order of the texts."""
     documents = ["a dog", "the cat sat", "a bird"]
     response = ok(reranker, path, text_1="the cat", text_2=documents)
     ranked = {
@@ -160,7 +160,7 @@ def test_a_reranker_scores_pairs(reranker: httpx.Client, path: str) -> None:
 
 
 def test_a_classifier_of_several_classes_scores_no_pairs(classifier: httpx.Client, models: Path) -> None:
-    """None of its outputs is a score; the error names the classes and what to use, over HTTP and in the library."""
+    """None of its outputs is a score; the error names the classes and the alternative, over HTTP and in the library."""
     for path, body in (
         ("/score", {"text_1": "a", "text_2": "b"}),
         ("/v1/score", {"text_1": "a", "text_2": ["b", "c"], "use_activation": False}),
@@ -178,7 +178,7 @@ def test_a_classifier_of_several_classes_scores_no_pairs(classifier: httpx.Clien
 
 
 def test_a_reranker_that_says_yes_or_no_scores_by_its_yes(tmp_path: Path) -> None:
-    """As Qwen3's rerankers do, whose files have two outputs."""
+    """Like Qwen3's rerankers, which have two outputs."""
     path = write_model(tmp_path / "yes.gguf", BertSpec(pooling="rank", class_labels=("yes", "no")))
     for client in serving(path):
         (found,) = ok(client, "/score", text_1="the cat", text_2="a dog", use_activation=False)["data"]
@@ -187,7 +187,7 @@ def test_a_reranker_that_says_yes_or_no_scores_by_its_yes(tmp_path: Path) -> Non
 
 
 def test_lists_of_the_same_length_go_pair_by_pair(reranker: httpx.Client) -> None:
-    """Each text with the one at its place."""
+    """Each text with the text at the same place."""
     response = ok(reranker, "/score", text_1=["the cat", "a dog"], text_2=["a bird", "the cat"])
     alone = [
         ok(reranker, "/score", text_1=first, text_2=second)["data"][0]["score"]

@@ -70,7 +70,7 @@ def test_routes_and_keys_are_those_of_one_machine(server: RunningServer, client:
 
 
 def test_streamed_and_whole_text_agree(client: httpx.Client) -> None:
-    """A stream brings what a whole reply has."""
+    """A stream has the same as a whole reply."""
     whole = client.post("/v1/completions", json=body()).json()["choices"][0]["text"]
     streamed = ""
     with client.stream("POST", "/v1/completions", json=body(stream=True)) as response:
@@ -81,7 +81,7 @@ def test_streamed_and_whole_text_agree(client: httpx.Client) -> None:
 
 
 def test_wrong_requests_are_refused_and_lose_nothing(client: httpx.Client) -> None:
-    """What is wrong is said before any replica hears of it, and the next request runs."""
+    """Errors are reported before any replica hears of the request, and the next request runs."""
     assert client.post("/v1/completions", json=body(temperature=-1)).status_code == 400
     assert client.post("/v1/completions", json=body(prompt="x " * 3000)).status_code == 400
     saved = client.post("/slots/0?action=save", json={"filename": "x"})

@@ -97,7 +97,7 @@ def test_one_that_reads_again_has_all_the_time_anew() -> None:
 
 
 def test_a_connection_that_its_client_reset_is_waited_for_no_longer() -> None:
-    """What waits for the next request holds all of the last one."""
+    """The wait for the next request holds all of the last request."""
 
     async def main() -> None:
         connection, _ = connected(ServerSettings(keep_alive_s=3600))

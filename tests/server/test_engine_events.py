@@ -1,4 +1,4 @@
-"""GET /v1/engine/events, and what a page asks for when it starts: over fake engines, a router of them, and the demo model."""
+"""GET /v1/engine/events, and the data for the start of a page: over fake engines, a router of them, and the demo model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def bearer(secret: str) -> dict[str, str]:
 
 
 def test_a_watcher_sees_a_request_from_its_start_to_its_end(worlds: Any) -> None:
-    """A snapshot first, then what changes: its slot with its name, ticks with its rows, marks of start and end."""
+    """A snapshot first, then changes: its slot with its name, ticks with its rows, marks of start and end."""
     world = worlds(**ROOM)
     with watching(world.client) as events:
         name, first = events.next()
@@ -110,7 +110,7 @@ def test_nothing_is_looked_at_before_and_after_a_client_watches(worlds: Any) -> 
 
 
 def test_a_second_watcher_gets_the_ticks_that_the_first_has_seen(worlds: Any) -> None:
-    """As many as it asks for; none where it asks for none."""
+    """As many as requested; none for zero."""
     world = worlds()
     with watching(world.client) as first:
         first.next()
@@ -194,7 +194,7 @@ def test_wrong_parameters_are_refused(worlds: Any, wrong: str) -> None:
 
 
 def test_the_stream_ends_when_the_server_does(worlds: Any) -> None:
-    """With an event that says so, at once: nothing waits for those who watch."""
+    """With a clear event, at once: nothing waits for viewers."""
     world = worlds({"drain_s": LONG_S})
     with watching(world.client) as events:
         events.next()
@@ -235,7 +235,7 @@ def test_a_watched_model_of_a_router_is_named_in_the_query(routers: Any) -> None
 
 
 def test_a_page_learns_of_the_models_of_a_router(routers: Any) -> None:
-    """With their states; the first one that is loaded is where to begin."""
+    """With their states; the first loaded model is the default."""
     world = routers()
     page = world.client.get("/v1/engine/page").json()
     assert page["is_router"]
@@ -302,7 +302,7 @@ def test_the_page_of_one_model_says_how_it_is(server: RunningServer, client: htt
 
 
 def test_another_worker_begins_with_a_snapshot() -> None:
-    """What was known of the one that died is void; the request goes on in the next one, under its name."""
+    """State of the dead worker is void; the request goes on in the next worker, under its name."""
     backend = {"num_cells": 400_000, "eos_every": 10**9}
     engine: Any = fake_worker_engine(backend_options=backend, restarts=RestartLimits(first_wait_s=0.0))
     engine.model = SimpleNamespace(metadata={}, chat_templates={})  # what a server reads of one

@@ -51,7 +51,7 @@ def test_the_opening_of_a_stream_comes_before_the_first_token(worlds: Any) -> No
 
 
 def test_a_full_queue_is_a_429_with_the_time_to_wait_and_begins_nothing(worlds: Any) -> None:
-    """Where only some of several prompts have a place, none of them runs."""
+    """If only some of several prompts have a place, none of them runs."""
     world = worlds(num_slots=1, max_queue=1)
     world.engine.backend.hold()
     with world.raw(prompts=prompts(1)):
@@ -100,7 +100,7 @@ def test_a_disconnect_frees_the_slot_of_a_running_request(worlds: Any, streaming
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_a_disconnect_takes_a_request_out_of_the_queue(worlds: Any, streaming: bool) -> None:
-    """It never gets a slot; the one before it goes on."""
+    """It never gets a slot; the earlier request goes on."""
     world = worlds(num_slots=1)
     world.engine.backend.hold()
     with world.raw(prompts=prompts(1)) as first:

@@ -96,14 +96,14 @@ def test_what_is_no_json_is_refused(client: httpx.Client, path: str) -> None:
 
 @pytest.mark.parametrize("path", ROUTES)
 def test_what_is_json_but_no_object_is_refused(client: httpx.Client, path: str) -> None:
-    """The message names what a body has to be."""
+    """The message names the expected body."""
     for body in (b"null", b"[]", b"1", b'"a"', b"true", b"[[{}]]"):
         refusal(client.post(path, content=body))
 
 
 @pytest.mark.parametrize("depth", [100, 900, 100_000])
 def test_deep_values_are_refused_or_left_aside_wherever_they_stand(client: httpx.Client, depth: int) -> None:
-    """In fields that are read, in unknown fields, and in those that go to templates and grammars."""
+    """In known fields, in unknown fields, and in fields for templates and grammars."""
     lists, objects = "[" * depth + "]" * depth, '{"a":' * depth + "1" + "}" * depth
     message = '"messages":[{"role":"user","content":'
     for path, body in (
@@ -292,7 +292,7 @@ SMALL = b'{"prompt": "a", "n_predict": 1}'
 
 
 def status(received: bytes) -> int:
-    """Return the status of the first response; 0 where there is none."""
+    """Return the status of the first response; 0 if there is none."""
     return int(received.split(b" ", 2)[1]) if received.startswith(b"HTTP/1.") else 0
 
 
@@ -335,7 +335,7 @@ def status(received: bytes) -> int:
     ],
 )
 def test_lies_about_the_length_and_broken_heads_are_refused(say: Any, head: bytes) -> None:
-    """With a 400, or without a word where nothing of it made sense."""
+    """With a 400, or silently if nothing of it made sense."""
     received = say(POST + head, half_close=False)
     assert status(received) in (400, 413), received
     assert b"Traceback" not in received
@@ -371,7 +371,7 @@ def test_a_half_closed_connection_is_one_that_was_closed(say: Any) -> None:
 
 
 def test_methods_that_are_none_are_refused(say: Any) -> None:
-    """Unknown methods are refused, and those that a route does not have."""
+    """Unknown methods are refused, and methods that a route does not have."""
     for line, expected in (
         (b"BREW /completion", {400}),
         (b"get /health", {400}),
@@ -389,7 +389,7 @@ def test_methods_that_are_none_are_refused(say: Any) -> None:
 
 
 def test_older_versions_of_http_get_responses(say: Any) -> None:
-    """1.0 without a host, closed after the response; what came before it is refused."""
+    """1.0 without a host, closed after the response; earlier requests are refused."""
     assert status(say(b"GET /health HTTP/1.0\r\n\r\n", half_close=False)) == 200
     assert status(say(b"GET /health\r\n\r\n", half_close=False)) in (0, 200, 400)
     assert status(say(b"GET /health HTTP/9.9\r\n" + CLOSE + b"\r\n", half_close=False)) == 400
@@ -436,7 +436,7 @@ def test_paths_that_lead_nowhere_are_not_found(say: Any, path: bytes) -> None:
     ids=["many", "long", "same", "cookie"],
 )
 def test_bombs_of_headers_are_refused(say: Any, head: bytes) -> None:
-    """With a 431 where it is still read."""
+    """With a 431 if it is still read."""
     received = say(b"GET /health HTTP/1.1\r\n" + CLOSE + head + b"\r\n", half_close=False)
     assert status(received) in (0, 400, 431)
 
@@ -460,7 +460,7 @@ def test_pipelined_requests_get_responses_in_order(say: Any) -> None:
 
 
 def test_a_client_that_leaves_pipelined_requests_frees_them_all(target: RunningServer) -> None:
-    """The one that runs and those that wait."""
+    """Both the running and the waiting requests."""
     body = b'{"prompt": "a", "n_predict": 400, "ignore_eos": true}'
     ask = b"POST /completion HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body) + body
     for _ in range(10):
@@ -500,7 +500,7 @@ def test_a_thousand_idle_connections_do_not_block_others(target: RunningServer, 
 
 
 def room_for_connections(files: int) -> int:
-    """How many connections this process may have, both ends of them; raises its own limit where it may."""
+    """Return how many connections this process may have, both ends of them; raises its own limit if it may."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -610,7 +610,7 @@ def test_references_that_cannot_be_followed_are_left_out(client: httpx.Client, p
 
 @pytest.mark.parametrize("case", HOSTILE_CHATS)
 def test_hostile_chats_are_refused_with_the_field(client: httpx.Client, case: str) -> None:
-    """Streamed or not, and where their tokens are counted."""
+    """Streamed or not, and in routes that count tokens."""
     body, field = HOSTILE_CHATS[case]
     for path, stream in (
         ("/v1/chat/completions", False),

@@ -19,7 +19,7 @@ LONG_LITERAL = f'start: "{"a" * 900_000}"'
 
 
 def tool(schema: dict[str, Any]) -> dict[str, Any]:
-    """A tool whose only argument has the schema."""
+    """A tool with a single argument of the schema."""
     parameters = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
     return {"type": "function", "function": {"name": "f", "parameters": parameters}}
 

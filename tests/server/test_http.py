@@ -35,7 +35,7 @@ def lasting(headers: httpx.Headers) -> dict[str, str]:
 
 @pytest.fixture
 def made(worlds: Any) -> Callable[..., World]:
-    """Make worlds whose model has facts."""
+    """Make worlds with facts of a model."""
 
     def make(settings: dict[str, Any] | None = None) -> World:
         world: World = worlds(settings)
@@ -84,13 +84,13 @@ def test_head_is_answered_as_get_on_every_route_of_one_model(server: RunningServ
 
 
 def test_head_needs_the_key_that_get_needs(made: Any) -> None:
-    """And none where GET needs none."""
+    """And none if GET needs none."""
     client = made(KEYS).client
     assert [client.head(path).status_code for path in ("/v1/models", "/slots", "/health", "/")] == [401, 401, 200, 200]
 
 
 def test_head_is_answered_as_get_on_every_route_of_several_models(routers: Any) -> None:
-    """Those of a model too, by its name in the query."""
+    """The routes of a model too, by its name in the query."""
     world = routers()
     world.client.post("/models/load", json={"model": "small"})
     world.until("small", "loaded")
@@ -126,7 +126,7 @@ def test_a_connection_goes_on_after_head(made: Any) -> None:
 
 
 def test_http_1_0_gets_a_stream_without_chunks(made: Any) -> None:
-    """The end of the connection ends it; the events are those of HTTP/1.1."""
+    """The end of the connection ends it; the events equal HTTP/1.1's."""
     world = made()
     body = json.dumps({"prompts": prompts(1), "stream": True}).encode()
     head = f"POST /v1/probe HTTP/1.0\ncontent-type: application/json\ncontent-length: {len(body)}\n\n"

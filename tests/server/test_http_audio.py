@@ -60,7 +60,7 @@ def deaf(model: Path) -> Iterator[OpenAIServer]:
 
 @pytest.fixture(scope="module")
 def expected(model: Path) -> tuple[str, str]:
-    """What the library's chat replies to the question, and to the instruction of a transcription."""
+    """The library chat's reply to the question, and to the instruction of a transcription."""
     with LLM(model, isolation="thread", **ENGINE, **EXACT) as llm:
         chats: Any = (
             [{"role": "user", "content": [Audio(WAV), text_part(QUESTION)]}],
@@ -108,7 +108,7 @@ def test_chats_and_responses_have_audio(world: OpenAIServer, expected: tuple[str
 
 
 def test_prompts_with_markers_have_audio(client: httpx.Client) -> None:
-    """A file is taken for what it is; /props says what the model takes."""
+    """A file's kind is detected; /props lists the model's inputs."""
     body = {"prompt": {"prompt_string": f"a{MARKER}b", "multimodal_data": [DATA]}, "n_predict": 4, "temperature": 0}
     found = client.post("/completion", json=body)
     assert found.status_code == 200, found.text
@@ -139,7 +139,7 @@ def test_wrong_parts_are_named(client: httpx.Client, part: Any, words: str) -> N
 
 
 def test_audio_that_cannot_be_decoded_is_named(client: httpx.Client) -> None:
-    """Its header is right, so the worker finds it; the other requests go on."""
+    """Its header is right, so the worker finds it; other requests go on."""
     cut = base64.b64encode(flac_file(int16(tone(2.0)))[:20_000]).decode()
     asked = [{"role": "user", "content": [audio_part(cut, "flac"), text_part(QUESTION)]}]
     response = client.post("/v1/chat/completions", json={"messages": asked, **GREEDY})

@@ -103,7 +103,7 @@ def test_a_refusal_names_the_part(world: OpenAIServer, expected: Any, value: Any
 
 
 def test_other_poolings_and_models_without_a_projector_refuse(world: OpenAIServer, model: Path) -> None:
-    """In words that say what to change."""
+    """With advice on the change."""
     with world.client() as client:
         error = posted(client, "/v1/embeddings", 400, input=INPUT, pooling="mean")["error"]
         assert 'pooling "last"' in error["message"]

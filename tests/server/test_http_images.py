@@ -56,7 +56,7 @@ def blind(model: Path) -> Iterator[OpenAIServer]:
 
 @pytest.fixture(scope="module")
 def expected(model: Path) -> str:
-    """What the library's chat replies."""
+    """The reply of the library's chat."""
     with LLM(model, isolation="thread", **ENGINE, **EXACT) as llm:
         asked: Any = [{"role": "user", "content": [Image(FILE), text_part(QUESTION)]}]
         return llm.chat(asked, ignore_eos=False, **GREEDY).content
