@@ -128,10 +128,3 @@ def replying(*replies: bytes) -> Callable[[socket.socket], object]:
 
 def hello(major: int, minor: int = 0, patch: int = 0) -> bytes:
     return bytes([major, minor, patch, 0]) + bytes(24)
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    end_s = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end_s, "it did not happen in time"
-        time.sleep(0.02)

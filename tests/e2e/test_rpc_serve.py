@@ -15,7 +15,8 @@ import pytest
 from tests.e2e.commands import COMMAND, PROMPT, environment, generate, output, paceline_
 from tests.e2e.served import LONG_S, Served
 from tests.exact import EXACT_FLAGS
-from tests.rpc_world import LendingServer, free_port, wait_until
+from tests.polling import wait_until
+from tests.rpc_world import LendingServer, free_port
 
 from paceline.cli.machines import announce
 from paceline.runtime import Device, build_info

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.native.conftest import TinyModels
+from tests.polling import async_wait_until
 
 from paceline import LLM, AsyncLLM, AsyncStream, FinishReason, SamplingParams, StreamChannel
 from paceline.errors import BatchError, EngineStopped, InvalidParams, ModelLoadError, QueueFull
@@ -30,12 +31,6 @@ PROMPTS = ["Hello", "The quick brown fox", "a"]
 
 def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(asyncio.wait_for(main(), 60))
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    """Let the loop turn until it is so."""
-    while not is_so():
-        await asyncio.sleep(0.001)  # not 0, which would leave the engine's thread little of Python
 
 
 def test_its_output_is_that_of_the_blocking_one(tiny_models: TinyModels) -> None:
@@ -79,12 +74,12 @@ def test_cancelling_a_task_frees_its_slot(tiny_models: TinyModels) -> None:
             ):
                 submitted = llm.stats().submitted
                 task = asyncio.ensure_future(work())
-                await until(lambda submitted=submitted: llm.stats().submitted > submitted)
+                await async_wait_until(lambda submitted=submitted: llm.stats().submitted > submitted)
                 task.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await task
                 del task
-                await until(lambda: llm.stats().resident + llm.stats().queued == 0)
+                await async_wait_until(lambda: llm.stats().resident + llm.stats().queued == 0)
             assert llm.stats().cancelled >= 4
             assert len((await llm.generate("Hello", **GREEDY)).token_ids) == 16
 
@@ -105,7 +100,7 @@ def test_leaving_a_stream_cancels_it_and_released_waits_for_the_slot(tiny_models
             await forgotten.get()
             del forgotten
             gc.collect()
-            await until(lambda: llm.stats().resident == 0)
+            await async_wait_until(lambda: llm.stats().resident == 0)
 
     run(main)
 

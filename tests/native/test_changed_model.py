@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.polling import wait_until
 
 from paceline import LLM, ModelChanged
 from paceline.engine.worker.worker_engine import WorkerEngine
@@ -26,13 +26,6 @@ LONG_S = 60.0
 def engine_of(llm: LLM) -> WorkerEngine:
     assert isinstance(llm.engine, WorkerEngine)
     return llm.engine
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    end = time.monotonic() + LONG_S
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def kill(llm: LLM) -> None:
@@ -76,7 +69,7 @@ def test_a_wake_does_not_load_another_model(path: Path, spec: LlamaSpec) -> None
     """The request that wakes the engine ends with the error."""
     with isolated(path, sleep_idle_s=0.05) as llm:
         llm.generate("abc", max_tokens=2)
-        until(lambda: engine_of(llm).worker_pid is None)
+        wait_until(lambda: engine_of(llm).worker_pid is None)
         replace(path, spec)
         with pytest.raises(ModelChanged, match=r"tiny\.gguf was replaced"):
             llm.generate("abc", max_tokens=2)
@@ -102,7 +95,7 @@ def test_a_missing_file_is_waited_for(path: Path) -> None:
         next(chunks)
         away = path.rename(path.with_suffix(".away"))
         kill(llm)
-        until(lambda: engine_of(llm).heartbeat().num_restarts >= 2)
+        wait_until(lambda: engine_of(llm).heartbeat().num_restarts >= 2)
         away.rename(path)
         *_, last = chunks
         assert last.finish_reason is FinishReason.LENGTH

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 from tests.exact import EXACT, assert_same_but_for_near_ties
-from tests.rpc_world import LendingServer, free_port, hello, replying, stand_in, stopped, wait_until
+from tests.polling import wait_until
+from tests.rpc_world import LendingServer, free_port, hello, replying, stand_in, stopped
 
 from paceline import LLM, estimate_memory
 from paceline.config import EngineConfig

@@ -8,7 +8,7 @@ import runpy
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+from tests.polling import wait_until
 
 import paceline
 
@@ -75,13 +76,6 @@ class WebApp:
         """End it as a signal does."""
         self.server.handle_exit(signal.SIGTERM, None)
         self.thread.join(LONG_S)
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LONG_S
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def chat(max_tokens: int, **options: Any) -> dict[str, Any]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from tests.cluster_world import PATIENCE_S, ClusterWorld
+from tests.polling import wait_until
 
 from paceline.cluster.cluster_engine import ClusterEngine
 from paceline.cluster.replica_calls import ReplicaGone
@@ -27,20 +27,12 @@ from paceline.testing.fake_engine_client import FakeEngineClient, FakeFrontModel
 def cluster(*names: str, **options: Any) -> Iterator[tuple[ClusterWorld, ClusterEngine]]:
     world = ClusterWorld(*names)
     engine = world.engine(**options)
-    wait_for(lambda: len(engine.replicas) == len(names))
+    wait_until(lambda: len(engine.replicas) == len(names))
     try:
         yield world, engine
     finally:
         engine.close()
         world.close()
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    """Wait for other threads to get somewhere."""
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end, "it did not come to that"
-        time.sleep(0.001)
 
 
 def submit(engine: ClusterEngine, prompt: str, max_tokens: int = 20, **options: Any) -> StreamChannel:
@@ -84,7 +76,7 @@ def test_requests_run_on_all_replicas_and_give_what_one_engine_gives() -> None:
         for replica in world.replicas.values():
             replica.hold()
         channels = [submit(engine, f"prompt {index}") for index in range(4)]
-        wait_for(lambda: all(replica.num_open == 2 for replica in world.replicas.values()))
+        wait_until(lambda: all(replica.num_open == 2 for replica in world.replicas.values()))
         for replica in world.replicas.values():
             replica.allow()
         assert [tokens(read(channel)) for channel in channels] == [alone(f"prompt {index}", 20) for index in range(4)]
@@ -97,7 +89,7 @@ def test_a_stream_goes_on_where_its_replica_died() -> None:
         world.replicas["a"].hold()
         world.replicas["a"].allow(8)
         channel = submit(engine, "a fox")
-        wait_for(lambda: channel.num_buffered >= 5)
+        wait_until(lambda: channel.num_buffered >= 5)
         world.kill("a")
         assert tokens(read(channel)) == alone("a fox", 20)
         states = world.replicas["b"].requests[0].states  # type: ignore[union-attr]
@@ -111,11 +103,11 @@ def test_a_drained_replica_hands_its_streams_over() -> None:
         world.replicas["a"].hold()
         world.replicas["a"].allow(8)
         channel = submit(engine, "a hare")
-        wait_for(lambda: channel.num_buffered >= 5)
+        wait_until(lambda: channel.num_buffered >= 5)
         world.drain("a")
         assert tokens(read(channel)) == alone("a hare", 20)
         world.replicas["a"].allow()
-        wait_for(lambda: world.replicas["a"].num_open == 0)
+        wait_until(lambda: world.replicas["a"].num_open == 0)
         assert len(world.replicas["b"].requests) == 1
 
 
@@ -125,7 +117,7 @@ def test_the_only_replica_goes_on_while_it_is_drained() -> None:
         world.replicas["a"].hold()
         world.replicas["a"].allow(8)
         channel = submit(engine, "a wolf")
-        wait_for(lambda: channel.num_buffered >= 5)
+        wait_until(lambda: channel.num_buffered >= 5)
         world.drain("a")
         world.add("b")
         assert tokens(read(channel)) == alone("a wolf", 20)
@@ -149,7 +141,7 @@ def test_choices_go_on_where_they_were() -> None:
         world.replicas["a"].hold()
         world.replicas["a"].allow(9)
         channel = submit(engine, "three", n=3)
-        wait_for(lambda: channel.num_buffered >= 6)
+        wait_until(lambda: channel.num_buffered >= 6)
         world.kill("a")
         chunks = read(channel)
         assert [tokens(chunks, choice) for choice in range(3)] == expected
@@ -159,11 +151,11 @@ def test_a_cancel_frees_the_slot_where_it_is() -> None:
     """A caller that leaves its stream frees the slot of the replica that has it."""
     with cluster("a", "b") as (world, engine):
         channel = submit(engine, "endless", max_tokens=100_000)
-        wait_for(lambda: channel.num_buffered >= 3)
+        wait_until(lambda: channel.num_buffered >= 3)
         channel.cancel()
         assert read(channel)[-1].finish_reason is FinishReason.CANCELLED
-        wait_for(lambda: all(replica.num_open == 0 for replica in world.replicas.values()))
-        wait_for(lambda: engine.num_open == 0)
+        wait_until(lambda: all(replica.num_open == 0 for replica in world.replicas.values()))
+        wait_until(lambda: engine.num_open == 0)
 
 
 def test_a_cancel_ends_a_request_without_a_replica() -> None:
@@ -217,7 +209,7 @@ def arrive(world: ClusterWorld, engine: ClusterEngine, name: str) -> None:
         there = [requests._replay_log.find(item.key) for item in requests._placements.on(name)]
         return any(find is not None and find.prompt == list(b"guilty") for find in there)
 
-    wait_for(is_there)
+    wait_until(is_there)
 
 
 def test_a_replica_that_dies_while_it_takes_a_request_in_costs_nothing() -> None:
@@ -309,7 +301,7 @@ def test_a_replica_that_is_gone_is_forgotten() -> None:
         world.kill("a")
         world.drain("b")
         assert read(submit(engine, "on the last one"))
-        wait_for(lambda: set(world.forgotten) == {"a", "b"})
+        wait_until(lambda: set(world.forgotten) == {"a", "b"})
 
 
 def test_waiting_for_a_first_replica_can_be_cancelled() -> None:
@@ -337,11 +329,11 @@ def test_a_replica_that_takes_requests_again_is_one_of_them() -> None:
         world.preferred = ("a",)
         world.replicas["a"].hold()
         held = submit(engine, "held")
-        wait_for(lambda: world.replicas["a"].num_open == 1)
+        wait_until(lambda: world.replicas["a"].num_open == 1)
         world.drain("a")
-        wait_for(lambda: set(engine.replicas) == {"b"})
+        wait_until(lambda: set(engine.replicas) == {"b"})
         world.take_back("a")
-        wait_for(lambda: set(engine.replicas) == {"a", "b"})
+        wait_until(lambda: set(engine.replicas) == {"a", "b"})
         world.replicas["a"].allow()
         assert tokens(read(held)) == alone("held", 20)
         num_before = len(world.replicas["a"].requests)
@@ -375,14 +367,14 @@ def test_slots_of_replicas_have_keys_of_their_own() -> None:
             world.replicas[name].pass_s = 0.005  # none is at the end of its context before all are there
             count = num_slots + num_waiting
             channels += [submit(engine, f"{name} {index}", max_tokens=100_000) for index in range(count)]
-            wait_for(lambda: world.replicas[name].num_open == count)
+            wait_until(lambda: world.replicas[name].num_open == count)
         seen: list[SlotsSnapshot] = []
 
         def are_all_taken() -> bool:
             seen[:] = [engine.ask_slots().result(PATIENCE_S)]
             return (seen[0].num_processing, seen[0].num_waiting) == (2 * num_slots, 3)
 
-        wait_for(are_all_taken)
+        wait_until(are_all_taken)
         assert len({event.key for event in seen[0]}) == 2 * num_slots
         for channel in channels:
             channel.cancel()
@@ -410,13 +402,13 @@ def test_a_replica_that_is_lost_and_back_ends_what_it_had() -> None:
         for replica in world.replicas.values():
             replica.hold()
         channel = submit(engine, "moved", max_tokens=100_000)
-        wait_for(lambda: world.replicas["a"].num_open == 1)
+        wait_until(lambda: world.replicas["a"].num_open == 1)
         world.preferred = ("b",)
         world.break_events("a")
-        wait_for(lambda: world.replicas["b"].num_open == 1)
-        wait_for(lambda: set(engine.replicas) == {"a", "b"})
+        wait_until(lambda: world.replicas["b"].num_open == 1)
+        wait_until(lambda: set(engine.replicas) == {"a", "b"})
         world.replicas["a"].allow()
-        wait_for(lambda: world.replicas["a"].num_open == 0)
+        wait_until(lambda: world.replicas["a"].num_open == 0)
         assert world.replicas["a"].num_passes < 1000
         assert channel.finish_reason is None
         world.replicas["b"].allow()
@@ -442,10 +434,10 @@ def test_a_stream_goes_on_where_the_engine_of_its_replica_ended() -> None:
         world.replicas["a"].hold()
         world.replicas["a"].allow(8)
         channel = submit(engine, "a lynx", max_tokens=1000)
-        wait_for(lambda: channel.num_buffered >= 5)
+        wait_until(lambda: channel.num_buffered >= 5)
         world.replicas["a"].end()
         assert tokens(read(channel)) == alone("a lynx", 1000)
-        wait_for(lambda: engine.replicas == ("b",))
+        wait_until(lambda: engine.replicas == ("b",))
         assert tokens(read(submit(engine, "the next"))) == alone(
             "the next", 20
         )  # though the first is preferred, as before
@@ -481,20 +473,20 @@ def test_a_cancel_reaches_a_request_on_its_way_to_a_replica_that_leaves() -> Non
         world.replicas["a"].hold()
         world.replicas["a"].pass_s = 0.002  # so that it is there for long
         stays = submit(engine, "stays", max_tokens=100_000)
-        wait_for(lambda: bool(engine._dispatcher._requests._placements.on("a")))
+        wait_until(lambda: bool(engine._dispatcher._requests._placements.on("a")))
         world.late_in["a", "submit"] = threading.Event()
         channel = submit(engine, "endless", max_tokens=100_000)
-        wait_for(lambda: world.replicas["a"].num_open == 2)
+        wait_until(lambda: world.replicas["a"].num_open == 2)
         world.drain("a")
-        wait_for(lambda: engine.replicas == ())
+        wait_until(lambda: engine.replicas == ())
         channel.cancel()
         assert read(channel)[-1].finish_reason is FinishReason.CANCELLED
         world.replicas["a"].allow()
-        wait_for(lambda: world.replicas["a"].num_open == 1)
+        wait_until(lambda: world.replicas["a"].num_open == 1)
         assert stays.finish_reason is None
         assert world.replicas["a"].num_passes < 1000
         stays.cancel()
-        wait_for(lambda: world.replicas["a"].num_open == 0)
+        wait_until(lambda: world.replicas["a"].num_open == 0)
 
 
 def test_a_cancel_reaches_a_replica_that_is_connected_later() -> None:
@@ -503,13 +495,13 @@ def test_a_cancel_reaches_a_replica_that_is_connected_later() -> None:
         gate = world.held_in["a", "submit"] = threading.Event()
         world.preferred = ("a",)
         channel = submit(engine, "endless", max_tokens=100_000)
-        wait_for(lambda: bool(engine._dispatcher._requests._sending))
+        wait_until(lambda: bool(engine._dispatcher._requests._sending))
         channel.cancel()
         assert read(channel)[-1].finish_reason is FinishReason.CANCELLED
         world.break_events("a")
-        wait_for(lambda: engine.replicas == ("b",))
-        wait_for(lambda: set(engine.replicas) == {"a", "b"})
-        wait_for(lambda: any(session.cancelled for session in world._known._services["a"]._sessions.values()))
+        wait_until(lambda: engine.replicas == ("b",))
+        wait_until(lambda: set(engine.replicas) == {"a", "b"})
+        wait_until(lambda: any(session.cancelled for session in world._known._services["a"]._sessions.values()))
         gate.set()
         del world.held_in["a", "submit"]
         assert tokens(read(submit(engine, "after"))) == alone("after", 20)
@@ -522,12 +514,12 @@ def test_what_changes_while_a_request_is_on_its_way_counts() -> None:
         gate = world.late_in["a", "submit"] = threading.Event()
         world.replicas["a"].hold()
         channel = submit(engine, "in sevens")
-        wait_for(lambda: world.replicas["a"].num_open == 1)
+        wait_until(lambda: world.replicas["a"].num_open == 1)
         channel.interval = 7
         requests = engine._dispatcher._requests
-        wait_for(lambda: all(requests._replay_log.find(key).options.interval == 7 for key in requests._replay_log))
+        wait_until(lambda: all(requests._replay_log.find(key).options.interval == 7 for key in requests._replay_log))
         gate.set()
-        wait_for(lambda: not requests._sending and not requests._commands._tasks)
+        wait_until(lambda: not requests._sending and not requests._commands._tasks)
         world.replicas["a"].allow()
         counts = [len(part.token_ids) for part in read(channel) if part.token_ids]
         assert sum(count >= 7 for count in counts) == 2, counts  # the first may have been drawn before
@@ -538,9 +530,9 @@ def test_a_replica_that_was_lost_before_it_left_is_forgotten() -> None:
     with cluster("a", "b") as (world, engine):
         world.fails_in["a", "leave"] = ReplicaGone("unreachable", "a")
         world.break_events("a")
-        wait_for(lambda: engine.replicas == ("b",))
+        wait_until(lambda: engine.replicas == ("b",))
         connections = engine._dispatcher._connections
         world.kill("a")
-        wait_for(lambda: "a" in world.forgotten)
-        wait_for(lambda: not connections._lost and set(connections._tasks) == {"b"})
+        wait_until(lambda: "a" in world.forgotten)
+        wait_until(lambda: not connections._lost and set(connections._tasks) == {"b"})
         assert tokens(read(submit(engine, "goes on"))) == alone("goes on", 20)

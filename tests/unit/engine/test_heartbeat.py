@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from typing import Any
 
 import pytest
+from tests.polling import wait_until
 from tests.running_engine import LONG_S, Running
 
 from paceline.engine.worker.black_box import Beat, BlackBox
@@ -75,16 +75,6 @@ def test_a_loop_that_fails_is_reported() -> None:
 
 def broken() -> Any:
     raise RuntimeError("it is broken")
-
-
-def wait_until(is_so: Any) -> None:
-    """Poll, yielding in between; fail if that takes far too long."""
-    patience = threading.Event()
-    for _ in range(int(LONG_S / 0.01)):
-        if is_so():
-            return
-        patience.wait(0.01)
-    raise AssertionError("it never was so")
 
 
 def start(engine: WorkerEngine) -> Any:

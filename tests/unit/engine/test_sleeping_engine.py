@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable
 
 import pytest
+from tests.polling import wait_until
 from tests.running_engine import LONG_S
 from tests.unit.engine.worker.test_worker_engine import engine, first_of, read, start, undisturbed, wait_until_gone
 
@@ -27,18 +27,8 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_engine, "_STATS_S", 60.0)
 
 
-def until(is_so: Callable[[], bool]) -> None:
-    """Look again and again; there is no event of a heartbeat."""
-    tick = threading.Event()
-    for _ in range(int(LONG_S / 0.01)):
-        if is_so():
-            return
-        tick.wait(0.01)
-    raise AssertionError("it did not become so")
-
-
 def until_asleep(one: WorkerEngine) -> None:
-    until(lambda: one.heartbeat().state == "sleeping" and one.worker_pid is None)
+    wait_until(lambda: one.heartbeat().state == "sleeping" and one.worker_pid is None)
 
 
 def test_an_idle_worker_is_let_go_and_the_next_request_starts_another() -> None:
@@ -83,7 +73,7 @@ def test_it_can_be_woken_without_a_request() -> None:
     with engine(sleep_idle_s=SHORT_S) as one:
         until_asleep(one)
         one.wake()
-        until(lambda: one.heartbeat().state != "sleeping")
+        wait_until(lambda: one.heartbeat().state != "sleeping")
         until_asleep(one)
 
 

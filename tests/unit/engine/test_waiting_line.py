@@ -6,12 +6,13 @@ import asyncio
 import gc
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from tests.cluster_world import ClusterWorld
+from tests.polling import wait_until
 from tests.running_engine import LONG_S, Running
 
 from paceline.config import EngineConfig
@@ -46,7 +47,7 @@ def with_worker() -> Iterator[EngineClient]:
 def over_replicas() -> Iterator[EngineClient]:
     world = ClusterWorld("a", **BACKEND)
     engine = world.engine(max_queue=1)
-    until(lambda: len(engine.replicas) == 1)
+    wait_until(lambda: len(engine.replicas) == 1)
     yield engine
     engine.close()
     world.close()
@@ -56,13 +57,6 @@ def over_replicas() -> Iterator[EngineClient]:
 def engine(request: pytest.FixtureRequest) -> Iterator[EngineClient]:
     with request.param() as made:
         yield made
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + LONG_S
-    while not condition():
-        assert time.monotonic() < end, "it does not come"
-        time.sleep(0.005)
 
 
 def start(
@@ -109,7 +103,7 @@ def test_requests_beyond_the_queue_wait_for_room(engine: EngineClient) -> None:
     assert not any(channel.is_finished for channel in waiting)
     free(fillers)
     assert [text_of(channel) for channel in waiting] == alone
-    until(lambda: engine.num_open == 0)
+    wait_until(lambda: engine.num_open == 0)
     assert text_of(start(engine, "prompt 0", waits=False)) == alone[0]
 
 
@@ -137,7 +131,7 @@ def test_a_deadline_ends_a_wait_as_it_ends_a_queued_request(engine: EngineClient
     """With the same chunks, at its time, while nothing else happens."""
     fillers = fill(engine)
     fillers[1].cancel()
-    until(lambda: engine.num_open == 1)
+    wait_until(lambda: engine.num_open == 1)
     queued = start(engine, "late", waits=False, **options)
     begun = time.monotonic()
     waiting = start(engine, "late", **options)
@@ -145,7 +139,7 @@ def test_a_deadline_ends_a_wait_as_it_ends_a_queued_request(engine: EngineClient
     assert time.monotonic() - begun >= 0.19
     assert chunks[-1].finish_reason is FinishReason.DEADLINE
     assert ending(chunks) == ending(read(queued))
-    until(lambda: engine.num_open == 1)
+    wait_until(lambda: engine.num_open == 1)
     free(fillers)
 
 
@@ -153,7 +147,7 @@ def test_a_deadline_ends_a_wait_while_the_engine_sleeps() -> None:
     """All open requests are paused, and no tick comes."""
     with in_process() as engine:
         slow = [start(engine, f"slow {index}", max_tokens=None, max_buffered_tokens=1) for index in range(ROOM)]
-        until(lambda: slow[0].num_buffered > 0)
+        wait_until(lambda: slow[0].num_buffered > 0)
         time.sleep(0.1)
         (last,) = read(start(engine, "late", timeout_s=0.1))
         assert last.finish_reason is FinishReason.DEADLINE
@@ -171,7 +165,7 @@ def test_a_cancelled_wait_leaves_nothing_behind(engine: EngineClient) -> None:
     gc.collect()
     free(fillers)
     assert read(last)[-1].finish_reason is FinishReason.LENGTH
-    until(lambda: engine.num_open == 0)
+    wait_until(lambda: engine.num_open == 0)
 
 
 @pytest.mark.parametrize("drain", [False, True])
@@ -208,7 +202,7 @@ def test_embeddings_wait_in_the_same_line(engine: EngineClient) -> None:
     free(fillers)
     assert len(vectors.result(LONG_S)) == 1
     assert read(before)[-1].finish_reason is FinishReason.LENGTH
-    until(lambda: engine.num_open == 0)
+    wait_until(lambda: engine.num_open == 0)
 
 
 def test_an_interval_that_is_set_during_the_wait_holds(engine: EngineClient) -> None:
@@ -260,4 +254,4 @@ def test_a_thousand_tasks_wait_without_threads() -> None:
             assert set(found[1::2]) == {alone}
 
         asyncio.run(main())
-        until(lambda: engine.num_open == 0)
+        wait_until(lambda: engine.num_open == 0)

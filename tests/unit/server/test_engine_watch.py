@@ -9,6 +9,8 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
+from tests.polling import async_wait_until
+
 from paceline.errors import DecodeError
 from paceline.observability.metric_table import MetricsSnapshot
 from paceline.observability.metrics import Metrics
@@ -101,11 +103,6 @@ def run(steps: Callable[[], Any]) -> None:
     asyncio.run(asyncio.wait_for(steps(), LONG_S))
 
 
-async def until(is_so: Callable[[], bool]) -> None:
-    while not is_so():
-        await asyncio.sleep(0.002)
-
-
 def test_an_engine_that_ticks_is_asked_ahead() -> None:
     """For the tick that ends when the next look is due, at once after the last one; its reports do for the counts."""
 
@@ -113,7 +110,7 @@ def test_an_engine_that_ticks_is_asked_ahead() -> None:
         engine, viewer = AskedEngine(), Viewer(0.15)
         watch = watch_of(engine)
         watch.add(viewer)
-        await until(lambda: len(viewer.looks) == 4)
+        await async_wait_until(lambda: len(viewer.looks) == 4)
         assert engine.delays[0] == 0.0
         assert all(0.0 < delay <= 0.15 for delay in engine.delays[1:4])
         assert engine.num_stats == 0
@@ -130,7 +127,7 @@ def test_an_engine_that_does_not_tick_is_asked_when_a_look_is_due() -> None:
         watch = watch_of(engine)
         began_s = time.monotonic()
         watch.add(viewer)
-        await until(lambda: len(viewer.looks) == 4)
+        await async_wait_until(lambda: len(viewer.looks) == 4)
         assert time.monotonic() - began_s > 2.8 * LEAST_S
         assert engine.delays == [0.0] * 4
         watch.remove(viewer)
@@ -153,7 +150,7 @@ def test_an_early_reply_is_followed_by_a_look_when_it_is_due() -> None:
         viewer.take = last_tick  # type: ignore[method-assign]
         began_s = time.monotonic()
         watch.add(viewer)
-        await until(lambda: len(viewer.looks) == 3)
+        await async_wait_until(lambda: len(viewer.looks) == 3)
         assert time.monotonic() - began_s > 0.28
         assert [delay > 0 for delay in engine.delays] == [False, True, False]
         watch.remove(viewer)
@@ -168,10 +165,10 @@ def test_one_who_joins_does_not_wait_for_a_look_that_comes_later() -> None:
         engine, viewers = AskedEngine(), [Viewer(0.9), Viewer(0.9)]
         watch = watch_of(engine)
         watch.add(viewers[0])
-        await until(lambda: len(engine.delays) == 2)
+        await async_wait_until(lambda: len(engine.delays) == 2)
         await asyncio.sleep(LEAST_S + 0.05)
         watch.add(viewers[1])
-        await until(lambda: bool(viewers[1].looks))
+        await async_wait_until(lambda: bool(viewers[1].looks))
         assert engine.delays[1] > 0
         assert engine.delays[2] == 0.0
         assert len(viewers[0].looks) == 2
@@ -189,7 +186,7 @@ def test_a_long_interval_is_slept_through_but_for_its_end() -> None:
         watch = watch_of(engine)
         began_s = time.monotonic()
         watch.add(viewer)
-        await until(lambda: len(viewer.looks) == 2)
+        await async_wait_until(lambda: len(viewer.looks) == 2)
         assert time.monotonic() - began_s > 1.25
         assert 0.0 < engine.delays[1] <= 1.0
         watch.remove(viewer)
@@ -204,17 +201,17 @@ def test_those_who_join_share_the_look_that_is_on_its_way() -> None:
         engine, viewers = AskedEngine(), [Viewer(30.0) for _ in range(20)]
         watch = watch_of(engine)
         watch.add(viewers[0])
-        await until(lambda: len(viewers[0].looks) == 1)
+        await async_wait_until(lambda: len(viewers[0].looks) == 1)
         engine.held = []
         await asyncio.sleep(LEAST_S + 0.05)
         for viewer in viewers[1:]:
             watch.add(viewer)
             await asyncio.sleep(0.005)
-        await until(lambda: bool(engine.held))
+        await async_wait_until(lambda: bool(engine.held))
         assert engine.held is not None
         (asked,) = engine.held
         asked.set_result(engine.activity())
-        await until(lambda: all(viewer.looks for viewer in viewers))
+        await async_wait_until(lambda: all(viewer.looks for viewer in viewers))
         assert len(engine.delays) == 2
         for viewer in viewers:
             watch.remove(viewer)
@@ -229,7 +226,7 @@ def test_the_tree_is_wanted_a_second_after_the_last() -> None:
         engine, viewer = AskedEngine(), Viewer(0.25, wants_nodes=8)
         watch = watch_of(engine)
         watch.add(viewer)
-        await until(lambda: engine.nodes.count(8) == 3)
+        await async_wait_until(lambda: engine.nodes.count(8) == 3)
         first, second, third = [due_s for due_s, nodes in zip(engine.dues, engine.nodes, strict=True) if nodes]
         assert min(second - first, third - second) > 0.95
         assert engine.nodes.count(None) >= 3
@@ -247,7 +244,7 @@ def test_a_failed_tick_is_no_look_and_no_end() -> None:
         engine.failure = DecodeError("a failed tick")
         began_s = time.monotonic()
         watch.add(viewer)
-        await until(lambda: len(viewer.looks) == 1)
+        await async_wait_until(lambda: len(viewer.looks) == 1)
         assert time.monotonic() - began_s < 1.0  # not an interval later, as nothing was seen
         assert engine.failure is None
         assert viewer.reasons == []

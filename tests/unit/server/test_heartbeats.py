@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from tests.polling import async_wait_until
 
 from paceline.server.sse import NAMED_SSE, EventStream, EventWriter
 from paceline.streaming import StreamChunk
@@ -56,12 +57,6 @@ class Client:
             self.sent.append(message["body"])
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.001)
-
-
 class Numbers(EventWriter):
     """Encodes events and heartbeats with one row of numbers."""
 
@@ -102,9 +97,9 @@ def test_a_heartbeat_that_waits_for_the_client_is_sent_before_what_comes_after_i
         numbers, client = Numbers(), Client()
         source = Source(0.01, num_batches + 1)
         running = asyncio.create_task(EventStream(source, numbers)({"type": "http"}, asyncio.Queue().get, client.send))
-        await until(lambda: len(client.sent) == 1)
+        await async_wait_until(lambda: len(client.sent) == 1)
         client.gate.clear()
-        await until(lambda: client.num_waiting == 1)  # the heartbeat
+        await async_wait_until(lambda: client.num_waiting == 1)  # the heartbeat
         for event in source.ready:
             event.set()
         await asyncio.sleep(0.05)
@@ -126,7 +121,7 @@ def test_there_is_no_heartbeat_while_events_wait_for_the_client() -> None:
         source = Source(0.01, 1)
         client.gate.clear()
         running = asyncio.create_task(EventStream(source, numbers)({"type": "http"}, asyncio.Queue().get, client.send))
-        await until(lambda: client.num_waiting == 1)
+        await async_wait_until(lambda: client.num_waiting == 1)
         await asyncio.sleep(0.1)
         source.ready[0].set()
         client.gate.set()
@@ -143,7 +138,7 @@ def test_a_heartbeat_comes_one_interval_after_the_last_event() -> None:
         numbers, client = Numbers(), Client()
         source = Source(0.2, 2)
         running = asyncio.create_task(EventStream(source, numbers)({"type": "http"}, asyncio.Queue().get, client.send))
-        await until(lambda: len(client.sent) == 1)
+        await async_wait_until(lambda: len(client.sent) == 1)
         await asyncio.sleep(0.1)
         source.ready[0].set()
         await asyncio.sleep(0.25)

@@ -6,7 +6,6 @@ import ctypes
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 from tests.faulty_backend import HIDDEN_POISON, POISON
+from tests.polling import wait_until
 from tests.running_engine import LONG_S
 from tests.unit.engine.worker.test_worker_engine import FAULTY, engine, first_of, read, read_error, start, undisturbed
 
@@ -52,15 +52,6 @@ def seconds(act: Callable[[], object]) -> float:
     begin_s = time.monotonic()
     act()
     return time.monotonic() - begin_s
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    patience = threading.Event()
-    for _ in range(int(LONG_S / 0.01)):
-        if is_so():
-            return
-        patience.wait(0.01)
-    raise AssertionError("it never was so")
 
 
 def num_hangs(engine: WorkerEngine) -> int:
