@@ -19,7 +19,7 @@
 namespace paceline {
 namespace {
 
-// Behind the file, where a damaged frame makes the decoder of MP3 look for tags.
+// Padding after the file: a damaged frame makes the decoder of MP3 look for tags there.
 constexpr size_t padding_bytes = 4096;
 
 ma_encoding_format encoding(const std::string & format) {

@@ -13,14 +13,14 @@ namespace paceline {
 
 class AudioDecoder {
 public:
-    // format: "wav", "mp3" or "flac". rate: of the samples that it returns, in Hz. Copies the file. InvalidParams for what is none.
+    // format: "wav", "mp3" or "flac". rate: of the samples that it returns, in Hz. Copies the file. InvalidParams if invalid.
     AudioDecoder(std::span<const uint8_t> file, const std::string & format, int32_t rate);
     ~AudioDecoder();
     AudioDecoder(const AudioDecoder &)             = delete;
     AudioDecoder & operator=(const AudioDecoder &) = delete;
 
     int32_t file_rate() const noexcept; // Hz, as the decoder found it
-    // The next samples, as many as there are; empty at the end, or where the rest cannot be decoded.
+    // The next samples, as many as there are; empty at the end, or if the rest cannot be decoded.
     std::vector<float> read(int32_t max_samples);
 
 private:

@@ -21,11 +21,11 @@ struct Batch {
 // Cells of one sequence that are computed from embeddings: a media item, or a part of one.
 struct EmbeddingRow {
     int32_t                  seq_id;
-    int32_t                  position;   // where the item begins, or with consecutive cells, of the first of these
+    int32_t                  position;   // start of the item, or with consecutive cells the position of the first of these
     std::span<const float>   embeddings; // [n, n_embd]
     std::span<const int32_t> places;     // [n, 3]: t, y and x from `position` on (M-RoPE); empty: one position after another
     bool                     is_causal = true;
-    int32_t                  scratch   = -1; // an empty sequence, for what goes on within an item
+    int32_t                  scratch   = -1; // an empty sequence, for a pass that goes on within an item
 };
 
 // llama.cpp's own batch with room for `capacity` tokens of one sequence id each.

@@ -141,7 +141,7 @@ ChatPrompt to_prompt(const common_chat_params & params) {
     return prompt;
 }
 
-// Has the model continue the message that the request has, and returns what stands for its texts.
+// Has the model continue the message of the request, and returns the placeholders of its texts.
 std::vector<Placeholder> continue_message(autoparser::generation_params & inputs, const common_json & request) {
     if (!request.contains("continued")) {
         return {};
@@ -184,8 +184,8 @@ void end_last_message(std::vector<PromptPart> & parts) {
     }
 }
 
-// The prompt of a continued message where a template ends a conversation with something else than what it writes before the
-// next message; llama.cpp would append the one to the other. `continuation`: what llama.cpp makes of the message.
+// The prompt of a continued message if a template ends a conversation otherwise than it begins the
+// next message; llama.cpp would append both. `continuation`: llama.cpp's rendering of the message.
 std::optional<std::string> begun_message(const common_chat_template & chat_template, autoparser::generation_params inputs,
                                          const std::string & continuation) {
     inputs.continue_final_message = COMMON_CHAT_CONTINUATION_NONE;
@@ -375,7 +375,7 @@ common_chat_params ChatFormat::analyzed(autoparser::generation_params & inputs, 
     return params;
 }
 
-// The prompt with what is known of its options; null where these renderings end with another generation prompt.
+// The prompt with the cached facts of its options; null if these renderings end with another generation prompt.
 std::optional<common_chat_params> ChatFormat::rendered(autoparser::generation_params & inputs,
                                                        const Inference &               inference) const {
     const bool  generates        = inputs.add_generation_prompt;

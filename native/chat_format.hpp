@@ -1,5 +1,5 @@
 // The chat format of a model: a conversation, its tools and its options become a prompt, the grammar and triggers that constrain
-// what the model generates, and the parser that reads it. llama.cpp's chat layer within a TemplateBudget. Constant once made; any
+// the model's text, and the parser that reads it. llama.cpp's chat layer within a TemplateBudget. Constant once made; any
 // thread may use it.
 #pragma once
 
@@ -30,7 +30,7 @@ struct ChatTrigger {
     std::string value;
 };
 
-// What a conversation becomes.
+// The result of a conversation.
 struct ChatPrompt {
     std::vector<PromptPart>  parts; // neighbours differ in is_input; special tokens that the vocabulary adds are left out
     std::string              generation_prompt; // the end of the prompt, with which the message to parse begins
@@ -48,7 +48,7 @@ struct ChatPrompt {
 
 class ChatFormat {
 public:
-    // Fails with TemplateError where the source does not parse or exceeds TemplateLimits.
+    // Fails with TemplateError if the source does not parse or exceeds TemplateLimits.
     ChatFormat(std::shared_ptr<Model> model, const std::string & source);
     ~ChatFormat();
     ChatFormat(const ChatFormat &)             = delete;
@@ -62,11 +62,11 @@ public:
     // `request`: a JSON object, made by paceline.chat.ChatFormat: messages, tools (may be missing), tool_choice,
     // parallel_tool_calls, reasoning_format, enable_thinking, json_schema (may be missing), add_generation_prompt,
     // continued (may be missing; content and reasoning_content of the message that the model continues) and variables.
-    // What follows from tools and options alone is kept for the next turn of a conversation.
+    // Results that depend on tools and options alone are kept for the next turn of a conversation.
     ChatPrompt apply(const std::string & request) const;
 
 private:
-    struct Inference; // what follows from tools and options, whatever the messages are
+    struct Inference; // results that depend on tools and options, for any messages
     struct Recalled {
         std::string                      options; // the key
         std::shared_ptr<const Inference> inference;
@@ -86,7 +86,7 @@ private:
     std::string                             bos_;
     std::string                             eos_;
     std::unique_ptr<common_chat_template>   template_;
-    std::unique_ptr<autoparser::autoparser> analysis_; // null where llama.cpp has a parser of its own for the format
+    std::unique_ptr<autoparser::autoparser> analysis_; // null if llama.cpp has a parser of its own for the format
     std::string                             analysis_failure_;
 
     mutable RecentCache<Inference>          inferences_; // by the options of requests

@@ -1,4 +1,4 @@
-// Reads what a model generated in its chat format: content, reasoning and tool calls. Constant once made; any thread may use it.
+// Parses a model's text in its chat format: content, reasoning and tool calls. Constant once made; any thread may use it.
 #pragma once
 
 #include <memory>
@@ -29,7 +29,7 @@ public:
     ChatParser(const ChatParser &)             = delete;
     ChatParser & operator=(const ChatParser &) = delete;
 
-    // `is_partial`: more text follows. Fails with ChatParseError where the text is not of the format.
+    // `is_partial`: more text follows. Fails with ChatParseError if the text is not of the format.
     ParsedMessage parse(const std::string & text, bool is_partial) const;
 
 private:

@@ -20,7 +20,7 @@ MemoryClass class_with(const Model & model, const ContextOptions & options) {
     return own == MemoryClass::sliding_window && keeps_all ? MemoryClass::attention : own;
 }
 
-// Architectures whose states do not end with what a partial one has, or whose cells are not of one position each.
+// Architectures with states that do not end with the partial state, or with cells of several positions.
 const std::set<std::string> WITH_STATES_OF_THEIR_OWN = {"deepseek4", "dots3note", "glm5-next", "qwen4exp"};
 
 bool keeps_window(const Model & model, MemoryClass memory_class) {
@@ -244,7 +244,7 @@ void Context::check_seq(const char * name, int32_t seq_id) const {
     }
 }
 
-// ---- what a forward pass left
+// ---- results of a forward pass
 
 const float * Context::logits_row(int32_t index) const {
     if (index < 0 || static_cast<size_t>(index) >= has_output_.size() || !has_output_[static_cast<size_t>(index)]) {

@@ -34,16 +34,16 @@ struct ContextOptions {
     llama_context_params params = llama_context_default_params();
     // Refuse when llama.cpp's plan takes more host memory than this; unset: no check.
     std::optional<uint64_t> max_host_bytes;
-    // A model of draft heads that follow every pass, such as the context's own.
+    // A model of draft heads that follow every pass, for example the context's own.
     std::shared_ptr<Model> heads;
-    // Of the context of such heads: it follows that of the model, which has its flag.
+    // For the context of draft heads: it follows the model's context, which has its flag.
     bool                      follows    = false;
     const std::atomic<bool> * abort_flag = nullptr;
     const ThreadPools *       pools      = nullptr; // to share; unset: its own
     bool                      times_operations = false; // for operation_times()
 };
 
-// The positions that a sequence holds; {-1, -1} when empty. Sliding windows drop the first ones.
+// The positions that a sequence holds; {-1, -1} when empty. Sliding windows drop the first positions.
 struct Positions {
     int32_t min = -1;
     int32_t max = -1;
@@ -56,20 +56,20 @@ struct FreeAtHome {
     void operator()(WorkerPool * pool) const noexcept { home.here() ? delete pool : void(); }
 };
 
-// Why wrong drafts could not be taken out of such a context's memory again; empty where they can.
+// The reason why wrong drafts could not be taken out of the context's memory again; empty if they can.
 std::string draft_refusal(const Model & model, const ContextOptions & options);
 
 class Context {
 public:
     Context(std::shared_ptr<Model> model, const ContextOptions & options);
-    // What the model and such a context would take, without making it. The model may have been loaded with no_alloc.
+    // The memory of the model and this context, without making it. The model may have been loaded with no_alloc.
     static std::vector<BufferUse> plan(std::shared_ptr<Model> model, const ContextOptions & options);
     ~Context();
     Context(const Context &)             = delete;
     Context & operator=(const Context &) = delete;
 
     const std::shared_ptr<Model> & model() const noexcept { return model_; }
-    // The model's, or attention where a sliding window model keeps whole sequences in one pool (swa_full).
+    // The model's, or attention if a sliding window model keeps whole sequences in one pool (swa_full).
     MemoryClass                    memory_class() const noexcept { return memory_class_; }
     llama_context *                get() const noexcept { return context_.get(); }
     std::mutex &                   mutex() const; // held by everything that computes or touches memory; Closed after a fork
@@ -77,14 +77,14 @@ public:
     uint32_t                       n_ctx_seq() const noexcept { return llama_n_ctx_seq(get()); }
     int64_t                        max_positions() const noexcept { return max_positions_; } // that a sequence may have
     uint32_t                       n_batch() const noexcept { return llama_n_batch(get()); }
-    uint32_t                       max_rollback() const noexcept { return llama_n_rs_seq(get()); } // states back, where recurrent
+    uint32_t                       max_rollback() const noexcept { return llama_n_rs_seq(get()); } // states back, if recurrent
     uint32_t                       n_ubatch() const noexcept { return llama_n_ubatch(get()); }
     uint32_t                       n_seq_max() const noexcept { return n_seq_max_; }
     uint32_t                       n_outputs_max() const noexcept { return n_outputs_max_; }
     bool                           kv_unified() const noexcept { return kv_unified_; }
     enum llama_pooling_type        pooling_type() const noexcept { return llama_pooling_type(get()); }
     std::vector<BufferUse>         memory_use() const;
-    // What the operations of the passes since the last call took. Unsupported unless it was asked for with times_operations.
+    // Times of the operations of the passes since the last call. Unsupported without times_operations.
     std::vector<OperationTime>     operation_times();
     bool                           has_embeddings() const noexcept { return embeddings_; }
     // Whether a sequence is cells, which can be shared and saved in any part, and beside them a state (a window, recurrent
@@ -92,15 +92,15 @@ public:
     bool                           has_state_apart() const noexcept { return has_state_apart_; }
     const std::string &            draft_refusal() const noexcept { return draft_refusal_; }
 
-    // Forward pass. Afterwards logits(i) and embeddings(i) are those of token i. After an error (NoKvSlot, Aborted,
-    // DecodeError, or InvalidParams where the batch is refused before it runs) every sequence holds what it held before.
+    // Forward pass. Afterwards logits(i) and embeddings(i) belong to token i. After an error (NoKvSlot, Aborted,
+    // DecodeError, or InvalidParams if the batch is refused before it runs) every sequence is unchanged.
     void decode(const Batch & batch);
     // As decode(), over embeddings. Cells at the position that the sequence ended with go on within an item.
     void decode(const EmbeddingRow & row);
     // The encoder of an encoder-decoder model; decode() then attends to it.
     void encode(std::span<const int32_t> tokens);
-    // One vector per text, rows of `dimension()` floats: texts are packed into as few batches as fit. One that is longer
-    // than n_ubatch is computed in pieces where embeds_in_pieces().
+    // One vector per text, rows of `dimension()` floats: texts are packed into as few batches as fit. A text longer
+    // than n_ubatch is computed in pieces if embeds_in_pieces().
     std::vector<float> embed(std::span<const int32_t> tokens, std::span<const int32_t> lengths);
     size_t             embedding_dimension() const noexcept;
     bool               embeds_in_pieces() const noexcept;
@@ -109,35 +109,35 @@ public:
     const float *      logits_row(int32_t index) const;
     std::vector<float> logits(int32_t index) const;
     std::vector<float> embeddings(int32_t index) const;
-    // What the last pass made of the tokens or embeddings of a sequence, by the pooling of a context with embeddings.
+    // The last pass's vector of a sequence's tokens or embeddings, by the pooling of a context with embeddings.
     std::vector<float> pooled(int32_t seq_id) const;
 
     // Ends the forward pass that is running, if there is one. Only the CPU backend can stop in the middle of a pass.
     void abort() noexcept;
 
     Positions positions(int32_t seq_id) const;
-    // All from `first` on; the positions before it stay. Recurrent state only goes back to where a row with drafts began, as
+    // All from `first` on; earlier positions stay. Recurrent state only goes back to the start of a row with drafts, as
     // long as nothing else was computed for the sequence.
     void      remove(int32_t seq_id, int32_t first);
     void      copy(int32_t from, int32_t to, int32_t first, int32_t end);
-    // Where has_state_apart(): shares the cells of positions [0, end) with an empty sequence, which cannot compute until
-    // load_range has added those up to a partial state, and restore() that state.
+    // If has_state_apart(): shares the cells of positions [0, end) with an empty sequence, which cannot compute until
+    // load_range has added the cells up to a partial state, and restore() that state.
     void      copy_cells(int32_t from, int32_t to, int32_t end);
     void      keep(int32_t seq_id);
     void      clear(bool data);
 
-    // The state, and the last position it holds. A partial one is restored onto a sequence that still holds that position
-    // and gives up what it has behind it.
+    // The state, and the last position it holds. A partial state is restored onto a sequence that still holds that position
+    // and gives up later positions.
     std::pair<std::vector<uint8_t>, int32_t> save(int32_t seq_id, bool partial) const;
     void restore(int32_t seq_id, std::span<const uint8_t> state, bool partial, int32_t last);
 
-    // Positions [first, end) of a sequence as a state of their own, by way of an empty sequence `scratch`; only where any
-    // part of a memory can be shared. What was saved as [state_first, state_end) is added behind position first - 1.
-    // Where has_state_apart() these are cells without the state, as copy_cells() shares them.
+    // Positions [first, end) of a sequence as a state of their own, by way of an empty sequence `scratch`; only if any
+    // part of a memory can be shared. A state saved as [state_first, state_end) is added after position first - 1.
+    // If has_state_apart() these are cells without the state, as copy_cells() shares them.
     std::vector<uint8_t> save_range(int32_t seq_id, int32_t first, int32_t end, int32_t scratch);
     void load_range(int32_t seq_id, std::span<const uint8_t> state, Positions saved, int32_t first, int32_t end,
                     int32_t scratch);
-    // Positions [first, end) of what was saved, as save_range() would have saved them.
+    // Positions [first, end) of a saved range, as save_range() would have saved them.
     std::vector<uint8_t> cut_range(std::span<const uint8_t> state, Positions saved, int32_t first, int32_t end, int32_t scratch);
 
     void                    set_threads(int32_t n_threads, int32_t n_threads_batch);
@@ -151,14 +151,14 @@ public:
     // Threads for work on rows after a pass, made at the first call. Needs mutex() held.
     WorkerPool & workers();
     // Greedy drafts of its heads, none for sequences that they could not follow. Unsupported without heads; NoKvSlot, Aborted and
-    // DecodeError where a pass of them fails, which changes nothing.
+    // DecodeError if a pass of them fails, which changes nothing.
     std::vector<std::vector<int32_t>> draft(std::span<const DraftWish> wishes, float min_probability);
     const DraftHeads *                draft_heads() const noexcept { return heads_.get(); }
-    // A pass over rows of tokens and embeddings, as draft heads have; `batch` says which tokens they are. Returns llama.cpp's
-    // status; after a failure it is not known what the sequences hold.
+    // A pass over rows of tokens and embeddings, as draft heads have; `batch` has their tokens. Returns llama.cpp's
+    // status; after a failure the contents of the sequences are unknown.
     int32_t process(int32_t type, llama_batch_ext * rows, const Batch & batch);
-    // Removes the positions of a drafting sequence from `first` on, right after its pass: those alone, or where its memory
-    // cannot be cut there all of its row's. Where it could not continue then, empties it.
+    // Removes the positions of a drafting sequence from `first` on, right after its pass: only these, or if its memory
+    // cannot be cut there all positions of its row. If it could not continue then, empties it.
     enum class TakenBack { drafts, row, sequence };
     TakenBack take_back_locked(int32_t seq_id, int32_t first);
 
@@ -185,7 +185,7 @@ private:
     std::vector<BufferUse> measure(const ContextOptions & options, const llama_context_params & params);
     void                  check_memory(const ContextOptions & options, const llama_context_params & params);
 
-    llama_memory_t        memory() const; // raises Unsupported where there is none
+    llama_memory_t        memory() const; // raises Unsupported if there is none
     bool                  covers(const Positions & held, int32_t next) const;
     void                  remove_locked(int32_t seq_id, int32_t first); // and its pins
     void                  removed_locked(int32_t seq_id, int32_t first); // from the memory of the model; now from the rest
@@ -220,17 +220,17 @@ private:
     // costs no copy; a rollback takes it from there.
     bool                  needs_shadows() const noexcept;
     bool                  needs_pins() const noexcept; // of the positions before a full-size window
-    std::vector<Snapshot> take_snapshots(const Batch & batch); // what was kept of the sequences before is dropped
+    std::vector<Snapshot> take_snapshots(const Batch & batch); // earlier snapshots of the sequences are dropped
     void                  pin_before(const Batch & batch);
     void                  drop_snapshots(const std::vector<Snapshot> & snapshots);
     void                  keep_snapshots(const std::vector<Snapshot> & snapshots, std::span<const int32_t> drafting);
     bool                  cut_state(int32_t seq_id, int32_t first); // by states of the last pass, of which it has some
-    bool                  restore_shadow(int32_t seq_id); // that was kept for a drafting sequence; empties it where that fails
+    bool                  restore_shadow(int32_t seq_id); // kept for a drafting sequence; empties it if that fails
     void                  drop_shadow(int32_t seq_id);
-    std::string           roll_back(const std::vector<Snapshot> & snapshots); // returns what could not be restored, as text for a message
+    std::string           roll_back(const std::vector<Snapshot> & snapshots); // returns the failures as text
     int32_t               run_pass(const std::function<int32_t()> & pass); // returns llama.cpp's status
     void                  check_wish(const DraftWish & wish) const;
-    // A decoding pass between take_snapshots() and what follows it, whatever its outcome.
+    // A decoding pass after take_snapshots(), with any outcome.
     void run_decode(const llama_batch & batch, const std::vector<Snapshot> & snapshots, std::span<const int32_t> drafting = {});
     bool                  check_row(const EmbeddingRow & row) const; // returns whether it goes on within an item
     void                  check_texts(std::span<const int32_t> tokens, std::span<const int32_t> lengths) const;
@@ -242,7 +242,7 @@ private:
     Home                                  home_;
     std::shared_ptr<Model>                model_;
     MemoryClass                           memory_class_;
-    int32_t                               n_swa_; // 0 where no window slides
+    int32_t                               n_swa_; // 0 without a sliding window
     bool                                  has_window_; // of its own size, perhaps beside recurrent layers
     bool                                  follows_; // of draft heads
     bool                                  is_chunked_; // whether it slides by chunks of n_swa instead of by positions
@@ -253,7 +253,7 @@ private:
     bool                                  has_state_apart_;
     mutable bool                          is_layout_checked_ = false; // of a state behind its cells
     std::vector<int32_t>                  num_bare_; // by sequence: cells that it holds without a state
-    std::vector<Positions>                kept_; // by sequence: what its shadow is kept for, {last held, begin of its row}; -1
+    std::vector<Positions>                kept_; // by sequence: the use of its shadow, {last held, begin of its row}; -1
     std::string                           draft_refusal_;
     bool                                  embeddings_;
     bool                                  one_sequence_per_pass_;

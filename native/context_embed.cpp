@@ -20,7 +20,7 @@ size_t Context::embedding_dimension() const noexcept {
                                                      : static_cast<size_t>(llama_model_n_embd_out(model));
 }
 
-// Causal attention needs nothing of what comes after, so the memory can carry a text from one piece to the next.
+// Causal attention needs no later tokens, so the memory can carry a text from piece to piece.
 bool Context::embeds_in_pieces() const noexcept { return llama_get_memory(get()) && llama_get_causal_attn(get()); }
 
 std::vector<float> Context::embed(std::span<const int32_t> tokens, std::span<const int32_t> lengths) {

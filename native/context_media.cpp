@@ -1,4 +1,4 @@
-// Forward passes over embeddings, such as those of images: checks of a row, and the pass.
+// Forward passes over embeddings, for example of images: checks of a row, and the pass.
 #include <algorithm>
 
 #include "context.hpp"
@@ -59,7 +59,7 @@ bool Context::check_row(const EmbeddingRow & row) const {
     if (end > max_positions_) {
         fail("PromptTooLong", "embeddings up to position " + str(end - 1) + " do not fit; positions must be below " + str(max_positions_));
     }
-    if (goes_on && !needs_shadows()) { // positions cannot tell the cells of this pass from those before
+    if (goes_on && !needs_shadows()) { // positions cannot tell the cells of this pass from earlier cells
         if (!kv_unified_) {
             fail("Unsupported", "without kv_unified an item of M-RoPE is computed at once");
         }

@@ -67,8 +67,8 @@ void Context::pin_added(int32_t seq_id) {
     }
 }
 
-// Whether a sequence that holds `held` could continue at position `next`: its window must still cover what it attends to. Draft
-// heads keep whole sequences, and begin one behind what they cannot read.
+// Whether a sequence that holds `held` could continue at position `next`: its window must still cover the attended cells. Draft
+// heads keep whole sequences, and begin a sequence after tokens that they cannot read.
 bool Context::covers(const Positions & held, int32_t next) const {
     return n_swa_ == 0 || follows_ || held.min <= (is_chunked_ ? next / n_swa_ * n_swa_ : std::max(0, next - n_swa_ + 1));
 }
@@ -263,7 +263,7 @@ void Context::restore(int32_t seq_id, std::span<const uint8_t> saved, bool parti
     }
     bool done = llama_state_seq_set_data_ext(get(), state.data(), state.size(), seq_id, flags) != 0;
     if (done && partial && last >= 0) {
-        done = llama_memory_seq_rm(memory(), seq_id, last + 1, -1); // the other part may have advanced meanwhile
+        done = llama_memory_seq_rm(memory(), seq_id, last + 1, -1); // the second part may have advanced meanwhile
     }
     if (!done || (partial && positions_locked(seq_id).max != last)) {
         remove_locked(seq_id, 0);
@@ -387,7 +387,7 @@ std::vector<uint8_t> Context::save_piece(int32_t seq_id, int32_t first, int32_t 
     return save_locked(scratch, LLAMA_STATE_SEQ_FLAGS_NONE);
 }
 
-// A state is [header][cells][what a partial one has]. Saved are the cells; they are loaded with the header and the end of an
+// A state is [header][cells][partial state]. The cells are saved; they are loaded with the header and the end of an
 // empty sequence's partial state.
 std::vector<uint8_t> Context::save_bare(int32_t seq_id, int32_t first, int32_t end, int32_t scratch) {
     llama_memory_seq_cp(memory(), seq_id, scratch, first, end);
@@ -421,7 +421,7 @@ void Context::place_bare(std::span<const uint8_t> cells, int32_t scratch) {
     }
 }
 
-// llama.cpp does not say which positions cells without a state have. The size of what is saved of them does: it changes with
+// llama.cpp does not report the positions of cells without a state. The size of their saved state shows them: it changes with
 // the first and with the last, and without all of them is that of an empty sequence. Empties the sequence.
 bool Context::is_bare(int32_t seq_id, Positions expected) {
     const auto size_without = [&](int32_t first, int32_t end) {

@@ -100,7 +100,7 @@ std::vector<Context::Snapshot> Context::take_snapshots(const Batch & batch) {
                 fail("StateError", "the sliding window of sequence " + str(seq_id) + " cannot be saved before a pass");
             }
         } else if (position > 0 && needs_shadows()) {
-            // Beside a window recurrent state alone: cells of two sequences are not reused, not even those that it has left.
+            // Beside a window recurrent state alone: cells of two sequences are not reused, not even cells that it has left.
             const int32_t bound = has_window_ ? 0 : -1;
             llama_memory_seq_cp(memory(), seq_id, seq_id + static_cast<int32_t>(n_seq_max_), bound, bound);
             snapshot.shadowed = true;

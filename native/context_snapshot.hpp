@@ -1,15 +1,15 @@
-// What passes over tokens and over embeddings share: how a sequence is put back where it was.
+// Shared by passes over tokens and over embeddings: restoring a sequence.
 #pragma once
 
 #include "context.hpp"
 
 namespace paceline {
 
-// What a sequence held before a batch, and what restores it.
+// A sequence's positions before a batch, and the data to restore it.
 struct Context::Snapshot {
     int32_t              seq_id;
     int32_t              next; // the first position of the batch in it
-    int32_t              last; // that it held; below next - 1 where the batch leaves positions out
+    int32_t              last; // that it held; below next - 1 if the batch leaves positions out
     bool                 shadowed = false;
     std::vector<uint8_t> window; // state of the sliding window and recurrent layers, if the batch can overwrite the window
     int32_t              copy = -1; // a sequence that shares all that it held; -1: none

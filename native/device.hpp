@@ -1,4 +1,4 @@
-// What ggml can compute on.
+// The devices that ggml can compute on.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ std::vector<Device> devices();
 // "CPU : AVX2 = 1 | ..." as name and value pairs, of every backend
 std::vector<std::pair<std::string, std::string>> backend_features();
 
-// nullptr-terminated, as llama.cpp wants it. Raises InvalidParams naming the unknown one and those there are.
+// nullptr-terminated, as llama.cpp wants it. Raises InvalidParams with the unknown name and the existing names.
 std::vector<ggml_backend_dev_t> find_devices(const std::vector<std::string> & names);
 
 } // namespace paceline

@@ -22,7 +22,7 @@ std::string value_of(const Model & heads, const char * key, const char * otherwi
 }
 
 // Drafts that a Markov head has room for: each adds nodes to a graph whose size llama.cpp takes from the number of tensors alone,
-// and asserts. Weights count too, where a scheduler sees them.
+// and asserts. Weights count too, if a scheduler sees them.
 int64_t drafts_in_graph(const Model & heads) {
     const auto    num_tensors = static_cast<int64_t>(heads.num_tensors());
     const int64_t num_layers  = llama_model_n_layer(heads.get());
@@ -65,7 +65,7 @@ void DraftHeads::follow_features(const Batch & batch) {
         if (!seen[seq_id]) {
             seen[seq_id] = true;
             if (held(batch.seq_ids[i]) != batch.positions[i]) {
-                drop(batch.seq_ids[i]); // behind what was not followed: cells begin here
+                drop(batch.seq_ids[i]); // after positions that were not followed: cells begin here
             }
         }
         if (!is_lost_[seq_id]) {
@@ -91,7 +91,7 @@ int32_t DraftHeads::even_depth(std::span<const Drafting> group) const {
     return std::min(most, room);
 }
 
-// The newest token and mask tokens in one pass; what the model predicts at these are the drafts.
+// The newest token and mask tokens in one pass; the model's predictions at these are the drafts.
 void DraftHeads::draft_blocks(std::span<Drafting> group, float min_probability) {
     const int32_t most = even_depth(group);
     clear();
@@ -119,7 +119,7 @@ void DraftHeads::draft_blocks(std::span<Drafting> group, float min_probability) 
                 fail("DecodeError", "draft heads left no logits");
             }
             const DraftChoice choice = most_probable(logits, context_->model()->n_vocab());
-            if (!(choice.probability >= min_probability)) { // nor where it is NaN
+            if (!(choice.probability >= min_probability)) { // nor if it is NaN
                 break;
             }
             one.tokens.push_back(choice.token);

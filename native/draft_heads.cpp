@@ -186,7 +186,7 @@ void DraftHeads::gather_features(size_t num_tokens) {
     }
 }
 
-// Those of the index-th token of the model's pass. M-RoPE files read four coordinates of a place.
+// Positions of the index-th token of the model's pass. M-RoPE files read four coordinates of a place.
 void DraftHeads::add_features(size_t index, int32_t position, int32_t seq_id, bool wants_output) {
     const size_t  row_width = static_cast<size_t>(llama_model_n_embd(target_.model()->get())) * layers_.size();
     const int32_t places[4] = {position, position, position, 0};
@@ -235,7 +235,7 @@ void DraftHeads::follow(const Batch & batch) {
 }
 
 void DraftHeads::follow_rows(const Batch & batch) {
-    std::vector<int32_t> seq_ids; // those that follow
+    std::vector<int32_t> seq_ids; // sequences that follow
     add_rows(batch, seq_ids);
     if (!seq_ids.empty()) {
         run_heads(seq_ids);
@@ -260,7 +260,7 @@ void DraftHeads::add_rows(const Batch & batch, std::vector<int32_t> & seq_ids) {
         const float * row    = nullptr;
         if (pass.count == 0) {
             if (held(seq_id) != at(position)) {
-                drop(seq_id); // behind an image, or what was not loaded: the heads begin here, and know nothing of what was before
+                drop(seq_id); // after an image, or an unloaded part: the heads begin here, without earlier tokens
             }
             follows[static_cast<size_t>(seq_id)] = !is_lost_[static_cast<size_t>(seq_id)];
             row                                  = row_of(seq_id, position - 1);
@@ -280,7 +280,7 @@ void DraftHeads::add_rows(const Batch & batch, std::vector<int32_t> & seq_ids) {
     }
 }
 
-// Each of several chained heads has a layer of its own, whose cells only its own pass fills: so one pass a head over the same
+// Each of several chained heads has a layer of its own, filled only by its own pass: so one pass a head over the same
 // positions.
 void DraftHeads::run_heads(const std::vector<int32_t> & seq_ids) {
     std::vector<int32_t> begins;
@@ -379,7 +379,7 @@ void DraftHeads::draft_group(std::span<Drafting> group, float min_probability) {
                 fail("DecodeError", "draft heads left no logits");
             }
             const DraftChoice choice = most_probable(logits, n_vocab);
-            if (!(choice.probability >= min_probability)) { // nor where it is NaN
+            if (!(choice.probability >= min_probability)) { // nor if it is NaN
                 one.is_active = false;
                 continue;
             }
@@ -391,7 +391,7 @@ void DraftHeads::draft_group(std::span<Drafting> group, float min_probability) {
     }
 }
 
-// ---- what the target does
+// ---- operations of the target
 
 void DraftHeads::drop(int32_t seq_id) noexcept {
     try {
@@ -576,7 +576,7 @@ void DraftHeads::loaded_range(int32_t seq_id, const StateParts & parts, Position
     }
 }
 
-// Of heads in the model's own file an adapter may have parts; those of others it does not fit.
+// An adapter may have parts for heads in the model's own file; it does not fit other heads.
 void DraftHeads::set_adapters(const std::vector<std::pair<std::shared_ptr<Adapter>, float>> & adapters) {
     if (context_->model() == target_.model()) {
         context_->set_adapters(adapters);

@@ -1,4 +1,4 @@
-// Draft heads: layers that predict the tokens behind the next one from a model's hidden states, in a context of their own.
+// Draft heads: layers that predict tokens after the next token from a model's hidden states, in a context of their own.
 //
 // That context mirrors the model's: the same sequence ids and cells, and every operation on them is carried out on both. After
 // each pass of the model it computes the same tokens, each with the hidden row of the token before:
@@ -7,11 +7,11 @@
 //   MTP heads:   0,t0  h0,t1  h1,t2  h2,t3          at positions 0 to 3
 //   EAGLE-3:           g0,t1  g1,t2  g2,t3          at positions 0 to 2; g: three layers' hidden states, encoded
 //
-// DFlash is a file whose layers attend to hidden states of several layers of the model, which its context has as cells, and drafts
-// a block of tokens in one pass (draft_blocks.cpp). It keeps no row, and its positions are the model's.
+// DFlash is a file with layers that attend to hidden states of several layers of the model, which its context has as cells. It
+// drafts a block of tokens in one pass (draft_blocks.cpp). It keeps no row, and its positions are the model's.
 //
 // So a sequence can have drafts while both contexts hold the same of it; nothing else is remembered but the last hidden row.
-// Where the heads hold something else, as behind an image, they begin anew with the next tokens, and draft from these alone.
+// If the heads hold something else, as after an image, they begin anew with the next tokens, and draft from these alone.
 // A pass of the heads that fails empties its sequences here: they have no more drafts, and nothing else changes for them.
 #pragma once
 
@@ -29,7 +29,7 @@ struct llama_batch_ext;
 
 namespace paceline {
 
-// What is drafted for a sequence: at most `depth` tokens behind `token`, its newest one, which is at `position`.
+// A request for drafts of a sequence: at most `depth` tokens after `token`, its newest, which is at `position`.
 struct DraftWish {
     int32_t seq_id;
     int32_t position;
@@ -50,7 +50,7 @@ struct BlockShape {
     int32_t max_drafts() const noexcept { return size - rows_before(); }
 };
 
-// Reads it from the file's metadata. Raises InvalidParams and Unsupported where a block cannot be drafted.
+// Reads it from the file's metadata. Raises InvalidParams and Unsupported if a block cannot be drafted.
 // Files with layers of DeepSeek 4 do not come here: they are refused before they are loaded.
 BlockShape block_shape(const Model & heads);
 
@@ -72,21 +72,21 @@ DraftChoice most_probable(const float * logits, int32_t n_vocab);
 
 class DraftHeads {
 public:
-    // heads: the target's own model, or one of its heads alone. Raises Unsupported, and InvalidParams where they do not fit.
+    // heads: the target's own model, or a file of heads alone. Raises Unsupported, and InvalidParams if they do not fit.
     DraftHeads(Context & target, const ContextOptions & options, const ThreadPools & pools);
-    // Raises what is wrong with heads for such a model, before anything is allocated.
+    // Raises the error of heads for this model, before anything is allocated.
     static void check(const Model & model, const Model & heads, const llama_context_params & params);
     // The options of their context.
     static ContextOptions options(const Model & model, ContextOptions target);
 
     // As llama.cpp's greedy sampler would draw, while a token is at least so probable. Raises NoKvSlot, Aborted and DecodeError;
-    // the sequences then hold what they held, and can have drafts. Needs the target's mutex held.
+    // the sequences are then unchanged, and can have drafts. Needs the target's mutex held.
     std::vector<std::vector<int32_t>> draft(std::span<const DraftWish> wishes, float min_probability);
     int32_t                           max_depth() const noexcept; // that the heads are made for
     const Model &                     model() const noexcept { return *context_->model(); }
     Positions                         positions(int32_t seq_id) const { return context_->positions(seq_id); }
 
-    // What the target has done; its mutex is held. None of them throws for what goes wrong here.
+    // Follow the target's operations; its mutex is held. None of them throws for failures here.
     void before_pass() noexcept { pass_rows_ = nullptr; }
     void follow(const Batch & batch);
     void removed(int32_t seq_id, int32_t first);
@@ -136,21 +136,21 @@ private:
     void          follow_rows(const Batch & batch);
     void          add_rows(const Batch & batch, std::vector<int32_t> & seq_ids);
     void          run_heads(const std::vector<int32_t> & seq_ids);
-    const float * row_of(int32_t seq_id, int32_t position) const; // zeros where it is not known
+    const float * row_of(int32_t seq_id, int32_t position) const; // zeros if it is not known
     void          set_row(int32_t seq_id, int32_t position, const float * row);
     void          keep_row(int32_t seq_id); // as the earlier one
-    void          find_row(int32_t seq_id, int32_t position); // among those of the newest pass, and the one before it
+    void          find_row(int32_t seq_id, int32_t position); // among the rows of the newest pass, and the row before it
     void          draft_group(std::span<Drafting> group, float min_probability);
     void          draft_blocks(std::span<Drafting> group, float min_probability);
     int32_t       even_depth(std::span<const Drafting> group) const;
     int32_t       depth_in_context(int32_t position) const noexcept; // that ends within it
     size_t        rows_of_drafting() const noexcept; // that the pass of one sequence takes at most
-    void          cut_drafts(std::span<const Drafting> group) noexcept; // what drafting has computed of these
+    void          cut_drafts(std::span<const Drafting> group) noexcept; // rows that drafting has computed of these
     void          select_head(int32_t index);
 
     Context &                 target_;
     Kind                      kind_;
-    int32_t                   n_heads_; // chained ones; 1 where a single one drafts all tokens
+    int32_t                   n_heads_; // chained heads; 1 if a single head drafts all tokens
     BlockShape                block_{}; // of DFlash
     int32_t                   shift_ = 0;
     std::vector<int32_t>      layers_; // of the target that EAGLE-3 and DFlash read
@@ -158,7 +158,7 @@ private:
     std::unique_ptr<Context>  context_;
     std::unique_ptr<llama_batch_ext, FreeBatch> batch_;
     std::vector<int32_t>      tokens_, positions_, seq_ids_; // of the batch
-    std::vector<float>        rows_; // the last one of each sequence
+    std::vector<float>        rows_; // the last row of each sequence
     std::vector<int32_t>      row_positions_;
     std::vector<float>        earlier_rows_; // that the newest pass of a sequence began behind: it may be taken back
     std::vector<int32_t>      earlier_positions_;

@@ -1,4 +1,4 @@
-// What a file of draft heads has to be: llama.cpp asserts on most of what is wrong with one.
+// Checks of a file of draft heads: llama.cpp asserts on most of its errors.
 #include "draft_heads.hpp"
 
 #include <algorithm>
@@ -11,14 +11,14 @@
 namespace paceline {
 namespace {
 
-// Whose MTP graph the pinned llama.cpp builds; of all others it would run the layers of the model itself.
+// Architectures with an MTP graph in the pinned llama.cpp; for all others it would run the layers of the model itself.
 const std::set<std::string> WITH_MTP_GRAPH = {
     "bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "deepseek4", "glm-dsa", "glm4moe", "hy_v3", "mimo2", "nemotron_h_moe",
     "qwen35", "qwen35moe", "qwen3next", "step35",
 };
 const std::set<std::string> WITH_CHAINED_HEADS = {"hy_v3", "mimo2", "step35"};
 
-// Whose graph keeps the inputs of its layers.
+// Architectures with a graph that keeps the inputs of its layers.
 const std::set<std::string> WITH_LAYER_INPUTS = {
     "bailingmoe3", "gemma4", "gpt-oss", "hunyuan_vl", "lfm2", "llama", "mimo2", "minimax-01", "minimax-m2", "muse-glimmer",
     "nanbeige", "nemotron_h", "nemotron_h_moe", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next", "qwen4exp",

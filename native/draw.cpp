@@ -11,7 +11,7 @@ namespace paceline {
 namespace {
 
 constexpr float  impossible = -std::numeric_limits<float>::infinity();
-constexpr size_t first_look = 256; // candidates sorted at first, where the number needed is unknown
+constexpr size_t first_look = 256; // candidates sorted at first, if the number needed is unknown
 
 bool before(const llama_token_data & a, const llama_token_data & b) {
     return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
@@ -25,7 +25,7 @@ template <typename Wanted> void keep_if(Candidates & list, Wanted wanted) {
     list.set_sorted(static_cast<size_t>(sorted));
 }
 
-// Number of the likeliest candidates, in order, until `go_on` returns false, that one included.
+// Number of the likeliest candidates, in order, until `go_on` returns false, including that candidate.
 template <typename GoOn> size_t walk_down(Candidates & list, GoOn go_on) {
     for (size_t i = 0; i < list.size(); ++i) {
         if (i >= list.sorted()) {
@@ -261,7 +261,7 @@ void xtc(Candidates & list, float probability, float threshold, double coin) {
     }
     list.softmax();
     const size_t likely = walk_down(list, [&](const llama_token_data & item) { return item.p >= threshold; });
-    if (likely > 1) { // keep the last of the likely ones
+    if (likely > 1) { // keep the last of the likely candidates
         const size_t sorted = list.sorted();
         list.items.erase(list.items.begin(), list.items.begin() + static_cast<ptrdiff_t>(likely - 1));
         list.set_sorted(sorted - (likely - 1));

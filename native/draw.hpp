@@ -1,4 +1,4 @@
-// Candidates for the next token, what narrows them down, and the draw itself.
+// Candidates for the next token, the samplers that narrow them down, and the draw itself.
 //
 // The k-th draw of a choice is a pure function of (seed, choice, k): no generator with a state exists, so a sampler can
 // be rebuilt in the middle of a text. The winner is found by the Gumbel-max rule (Gumbel 1954; Maddison et al. 2014):
@@ -38,7 +38,7 @@ private:
     uint32_t k_;
 };
 
-// Candidates whose first `sorted()` entries are the highest ones in order: by logit descending, then id ascending.
+// Candidates with their first `sorted()` entries the highest in order: by logit descending, then id ascending.
 class Candidates {
 public:
     std::vector<llama_token_data> items;
@@ -50,8 +50,8 @@ public:
 
     void sort_first(size_t count);  // makes sorted() at least min(count, size())
     void keep_first(size_t count);  // of the sorted part
-    void keep_above(float logit);   // keeps those of at least this logit
-    void drop_impossible();         // those of -inf
+    void keep_above(float logit);   // keeps candidates of at least this logit
+    void drop_impossible();         // candidates of -inf
     float max_logit() const;
     // Fills p of every item with its softmax probability.
     void softmax();
@@ -60,7 +60,7 @@ private:
     size_t sorted_ = 0;
 };
 
-// Copies the `count` highest of a row into `out`, sorted; -inf never counts. All of them, by id, where count >= n.
+// Copies the `count` highest of a row into `out`, sorted; -inf never counts. All of them, by id, if count >= n.
 void select_highest(const float * row, size_t n, size_t count, Candidates & out);
 // The lowest id among the highest logits; -1 if all are -inf.
 int32_t argmax(const float * row, size_t n);
@@ -79,7 +79,7 @@ void temperature(Candidates & list, float temperature, float range, float expone
 void mirostat_1(Candidates & list, double mu, int32_t n_vocab);
 void mirostat_2(Candidates & list, double mu);
 
-// Moves the probabilities towards the ones near `target` (llama.cpp's adaptive-p).
+// Moves the probabilities towards tokens near `target` (llama.cpp's adaptive-p).
 void adaptive_p(Candidates & list, float target);
 
 // Index of the winner among the candidates.

@@ -1,4 +1,4 @@
-// The one exception of the native core, and what its messages are built with. `kind` is the name of a class in paceline/errors.py.
+// The exception of the native core, and helpers to build its messages. `kind` is the name of a class in paceline/errors.py.
 #pragma once
 
 #include <stdexcept>

@@ -32,7 +32,7 @@ void check_triggers(const Model & model, const GrammarOptions & options) {
     }
 }
 
-// The rules of a grammar. Those of late are kept: a chat's tools make the same grammar at every turn.
+// The rules of a grammar. Recent rules are kept: a chat's tools make the same grammar at every turn.
 std::shared_ptr<const GrammarRules> rules_of(const std::shared_ptr<Model> & model, const GrammarOptions & options) {
     struct Compiled {
         std::weak_ptr<Model>                model;
@@ -215,7 +215,7 @@ bool Grammar::begin_with(GrammarMatcher & begun, int32_t token, std::string_view
     return from == begin + bytes.size() || takes(token, bytes.substr(from - begin), from == begin);
 }
 
-// Words are looked for where this token may complete them: before it, there was none.
+// Words are looked for at places that this token may complete: before it, there was none.
 Grammar::Waiting::Next Grammar::Waiting::next(std::string_view bytes, uint64_t & work_left) const {
     const size_t tail_begin = text.size() - std::min(text.size(), longest);
     const std::string tail  = text.substr(tail_begin).append(bytes);
@@ -266,7 +266,7 @@ void Grammar::Waiting::shorten() {
     const auto   kept  = std::partition_point(tokens.begin(), tokens.end(),
                                               [keep_from](const auto & token) { return token.second <= keep_from; });
     const size_t count = static_cast<size_t>(kept - tokens.begin());
-    if (count == 0 || tokens[count - 1].second < text.size() / 2) { // seldom, since what is kept is moved
+    if (count == 0 || tokens[count - 1].second < text.size() / 2) { // seldom, since the kept text is moved
         return;
     }
     const size_t size = tokens[count - 1].second;

@@ -198,7 +198,7 @@ bool GrammarMatcher::step(unsigned char byte) {
     return true;
 }
 
-// Makes the level after the last one: by a character, and by what `seeds` went on to by a token.
+// Makes the level after the last: by a character, and by the places that `seeds` reached by a token.
 bool GrammarMatcher::advance(const std::vector<Item> & seeds, bool with_character, uint32_t character) {
     if (levels_.size() == num_levels_) {
         levels_.emplace_back();
@@ -255,7 +255,7 @@ void GrammarMatcher::close(Level & level) {
 }
 
 void GrammarMatcher::end(uint32_t node, Level & level) {
-    nodes_[node].done = node >= first_; // not read for older ones
+    nodes_[node].done = node >= first_; // not read for older levels
     level.complete |= nodes_[node].top;
     for (const Item & caller : nodes_[node].callers) {
         put(caller.at, caller.node);
@@ -321,7 +321,7 @@ bool GrammarMatcher::accept(int32_t token, std::string_view bytes, bool whole) {
     return true;
 }
 
-// Where a token is named that its characters lead beyond as well, both ways are open. One whose characters end within one
+// If a token is named that its characters lead beyond as well, both ways are open. A token with characters that end within a name
 // is taken as the token alone.
 void GrammarMatcher::add_named(const std::vector<Item> & seeds, bool with_character) {
     const uint32_t last = steps_.back().value;

@@ -1,10 +1,10 @@
-// Matches a text with a grammar, byte by byte: what is allowed next, whether the text may end here.
+// Matches a text with a grammar, byte by byte: allowed bytes, and whether the text may end here.
 //
 // Earley's method (1970) from the top down: after each character there is a set of items, each a place in a rule and the
 // node of the call of this rule. A node stands for a rule that was called after a certain character, once
 // however many callers there are, and holds where each of them continues. So the work for a character grows with the number
-// of rules and of earlier characters at which open calls began, and never doubles with each, whatever the grammar. A call
-// at the end of a rule continues where its caller does, which keeps repetitions flat. Every call here has a work limit.
+// of rules and of earlier characters at which open calls began, and never doubles with each, for any grammar. A call
+// at the end of a rule continues at its caller's place, which keeps repetitions flat. Every call here has a work limit.
 #pragma once
 
 #include <cstddef>
@@ -32,13 +32,13 @@ public:
     bool complete() const { return levels_[0].complete && steps_[0].missing == 0; }
     // Whether the text is whole and no character may follow.
     bool exhausted() const { return complete() && levels_[0].items.empty(); }
-    // Whether these bytes, or this token where the grammar names tokens, are allowed next. Reuses the prefix in common with
+    // Whether these bytes, or this token if the grammar names tokens, are allowed next. Reuses the prefix in common with
     // the previous call. SamplingError beyond max_work since `begin`.
     bool takes(int32_t token, std::string_view bytes);
     void begin() { work_ = 0; }
     uint64_t work() const { return work_; } // since `begin` or the last `accept` began
-    size_t   size() const { return nodes_.size() + entered_.size(); } // what a copy takes grows with it
-    // Advances by these bytes; `whole`: they are all of the token. False where they are not allowed; nothing changed.
+    size_t   size() const { return nodes_.size() + entered_.size(); } // the cost of a copy grows with it
+    // Advances by these bytes; `whole`: they are all of the token. False if they are not allowed; nothing changed.
     bool accept(int32_t token, std::string_view bytes, bool whole);
 
 private:
@@ -49,9 +49,9 @@ private:
     };
     struct Node {
         uint32_t          rule;
-        bool              top  = false; // where this rule ends the text may end
+        bool              top  = false; // the text may end at the end of this rule
         bool              done = false; // has ended after no character
-        std::vector<Item> callers;      // where each continues
+        std::vector<Item> callers;      // the place at which each continues
     };
     // After each character.
     struct Level {
@@ -102,11 +102,11 @@ private:
 
     std::shared_ptr<const GrammarRules> rules_;
     std::vector<Node>                   nodes_;
-    std::vector<Level>                  levels_; // the first is where the text is, the others where the question led
+    std::vector<Level>                  levels_; // the first is the place of the text, the others are places of the query
     size_t                              num_levels_ = 1;
     std::vector<Step>                   steps_;  // the same
     std::string                         asked_;  // the bytes of the steps,
-    int                                 dead_ = -1; // and the one that may not come after them
+    int                                 dead_ = -1; // and the character that may not come after them
     uint64_t                            work_  = 0;
     size_t                              kept_  = 0; // nodes after the last clearing
     uint32_t                            first_ = 0; // node of the level in the making

@@ -32,10 +32,10 @@ struct GrammarRules {
     bool ends(uint32_t at) const { return elements[at].kind <= Kind::alternative; }
 
     std::vector<Element>  elements; // the first is an end
-    std::vector<uint32_t> starts;   // where each rule begins; the text begins with rule 0
+    std::vector<uint32_t> starts;   // the start of each rule; the text begins with rule 0
 };
 
-// GrammarError where llama.cpp refuses the text, which check_grammar has let pass.
+// GrammarError if llama.cpp refuses a text that check_grammar accepted.
 std::shared_ptr<const GrammarRules> read_grammar(const llama_vocab * vocab, const std::string & text,
                                                  const std::string & root);
 

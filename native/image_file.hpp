@@ -13,8 +13,8 @@ struct DecodedImage {
     std::vector<uint8_t> pixels; // RGB, row by row
 };
 
-// InvalidParams for what is no such file, is damaged, or has other sides than its header was found to have: the caller has
-// checked those, and how much memory the file makes of its bytes.
+// InvalidParams for a file of another kind, a damaged file, or other sides than in its header: the caller has
+// checked the sides, and the memory that the file's bytes expand to.
 DecodedImage decode_image(std::span<const uint8_t> file, int32_t width, int32_t height);
 
 } // namespace paceline

@@ -108,7 +108,7 @@ void Walk::put(const common_chat_schema_ptr & node) {
     }
 }
 
-// Where a chain of references ends.
+// The end of a chain of references.
 const Node & Walk::target(const Node & node) const {
     const Node * at = &node;
     for (size_t i = 0; at->kind() == Node::KIND_REF; ++i) {
@@ -148,7 +148,7 @@ void Walk::visit_object(const common_chat_schema_object & object) {
     count(optional, object.properties.size());
 }
 
-// llama.cpp makes one object of the properties of all objects in it, those of the alternatives of an anyOf optional.
+// llama.cpp makes one object of the properties of all objects in it; properties of an anyOf's alternatives are optional.
 void Walk::visit_all_of(const common_chat_schema_all_of & all) {
     size_t     optional = 0, properties = 0;
     const auto component = [&](const Node & given, bool required) {

@@ -8,10 +8,10 @@
 
 namespace paceline {
 
-// What a schema may be; beyond it is a GrammarError. Time grows with the cube of an object's optional properties: 500
+// Limits of a schema; beyond them is a GrammarError. Time grows with the cube of an object's optional properties: 500
 // take 0.1 s, 4,000 over a minute.
 struct SchemaLimits {
-    static constexpr size_t max_optional   = 500;  // properties of one object, with what allOf puts together
+    static constexpr size_t max_optional   = 500;  // properties of one object, with the objects of an allOf
     static constexpr size_t max_properties = 5000; // of all objects
     static constexpr size_t max_references = 100;  // that lead from one to the next
     static constexpr size_t max_paths      = 10'000; // through alternatives and references; llama.cpp follows each
@@ -19,15 +19,15 @@ struct SchemaLimits {
     static constexpr size_t max_patterns   = 200;  // of all schemas of a conversation's tools
 };
 
-// The grammar of the texts that are JSON by a JSON schema, itself given as JSON. GrammarError where the schema is none,
-// or uses what the translation does not support: no constraint is dropped.
+// The grammar of the texts that are JSON by a JSON schema, itself given as JSON. GrammarError if it is no schema,
+// or uses unsupported keywords: no constraint is dropped.
 std::string grammar_of_json_schema(const std::string & schema);
 
 // Lets schemas into llama.cpp's chat layer, within limits for all of them together.
 class SchemaGuard {
 public:
-    // The schema; GrammarError, which begins with `place`, where it may not be used. `drops_patterns`: what cannot be
-    // translated becomes any string, as a tool's arguments are better constrained in part than not at all.
+    // The schema; GrammarError, which begins with `place`, if it may not be used. `drops_patterns`: patterns that cannot be
+    // translated become any string, as a tool's arguments are better constrained in part than not at all.
     common_json admitted(const common_json & schema, const std::string & place, bool drops_patterns);
 
 private:

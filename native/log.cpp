@@ -59,7 +59,7 @@ void install_log() {
     // A fork must not catch another thread in the middle of the queue.
     pthread_atfork([] { queue_mutex.lock(); }, [] { queue_mutex.unlock(); }, [] { queue_mutex.unlock(); });
     llama_log_set(on_log, nullptr);
-    common_log_set_verbosity_thold(-1); // of llama.cpp's chat layer, which throws what goes wrong and logs conversations
+    common_log_set_verbosity_thold(-1); // of llama.cpp's chat layer, which throws its errors and logs conversations
 }
 
 std::vector<LogLine> take_log() {

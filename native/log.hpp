@@ -20,7 +20,7 @@ void install_log();
 // The lines since the last call. At most 10,000 are kept; a last line has the number that was dropped.
 std::vector<LogLine> take_log();
 
-// While it lives, holds the lines logged by this thread, so that an error message can quote them and expected ones can be
+// While it lives, holds the lines logged by this thread, so that an error message can quote them and expected lines can be
 // demoted. Queues them when it ends. Nests; the innermost holds them.
 class LogCapture {
 public:

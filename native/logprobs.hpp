@@ -13,7 +13,7 @@ struct Logprobs {
     std::vector<float>   values; // natural logarithms, aligned with ids
 };
 
-// log-softmax of a row of n logits: the chosen token's value and the k highest. SamplingError where every logit is -inf
+// log-softmax of a row of n logits: the chosen token's value and the k highest. SamplingError if every logit is -inf
 // or one is NaN.
 Logprobs row_logprobs(const float * logits, size_t n, int32_t chosen, int32_t k);
 

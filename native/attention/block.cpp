@@ -37,7 +37,7 @@ void Block::begin(const Rows & rows) {
 }
 
 // A weight of zero times an infinity is NaN, so a masked cell of another sequence that holds infinities or NaN would reach
-// rows that do not see it. That is rare: it shows in the state, and then the cells are computed again without those values.
+// rows that do not see it. That is rare: it shows in the state, and then the cells are computed again without these values.
 void Block::attend(int64_t first_cell, int64_t end_cell, SoftmaxState & state) {
     const int num_cells = static_cast<int>(end_cell - first_cell);
     mask_.read(op_, rows_, first_cell, num_cells);
@@ -50,7 +50,7 @@ void Block::attend(int64_t first_cell, int64_t end_cell, SoftmaxState & state) {
     }
 }
 
-// Where rows of a vector see cells of their own, as streams' tokens do, a vector of rows would be multiplied with each of them for few
+// If rows of a vector see cells of their own, as streams' tokens do, a vector of rows would be multiplied with each cell for few
 // of its lanes. Either way the bits are the same, but for the sign of a zero.
 void Block::choose_lanes(int num_cells) {
     for (int vector = 0; vector < rows_.num_vectors(); ++vector) {

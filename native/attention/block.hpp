@@ -56,7 +56,7 @@ class Block {
     int num_read_ = 0;
     bool has_queries_[max_rows / num_lanes]; // most rows see few of the cells: their queries are read when needed
     bool takes_cells_[max_rows / num_lanes]; // whether cells are in the lanes for this vector of rows, in this chunk;
-    bool takes_rows_[max_rows / num_lanes];  // or rows: neither where it sees no cell
+    bool takes_rows_[max_rows / num_lanes];  // or rows: neither if it sees no cell
 
     // Infinities and NaN in the values of cells reach only rows that see them: see attend().
     bool skips_nonfinite_ = false;

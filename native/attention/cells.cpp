@@ -20,7 +20,7 @@ Cells::Cells(const Operation & operation, float * memory)
       value_stride(static_cast<int>(rounded_up(operation.dim_v, num_lanes))), op_(operation), key_source_(operation.k, {}),
       value_source_(operation.v, {}) {
     values = keys + tile_cells * key_stride;
-    if (key_stride != op_.dim_k || value_stride != op_.dim_v) { // what fills up vectors is computed with, and never used
+    if (key_stride != op_.dim_k || value_stride != op_.dim_v) { // the padding of vectors is computed with, and never used
         std::fill_n(keys, num_floats(op_), 0.0f);
     }
 }
@@ -34,7 +34,7 @@ Cells::Source::Source(const ggml_tensor * tensor, const Rows & rows)
     : first(at(tensor, 0, rows.kv_head, rows.stream)), stride(tensor->nb[1]), num_bytes(ggml_row_size(tensor->type, tensor->ne[0])),
       type(tensor->type), count(tensor->ne[0]), end(tensor->ne[1]) {}
 
-// What is likely to be read soon goes into the caches meanwhile.
+// Prefetches cells that are likely to be read soon.
 inline void Cells::Source::read(float * to, int64_t cell) const {
     const char * from = first + cell * stride;
     if (cell + ahead < end) {

@@ -29,7 +29,7 @@ class Cells {
     bool has_nonfinite[tile_cells];
 
   private:
-    // Where the cells of a head lie.
+    // The addresses of a head's cells.
     struct Source {
         Source(const ggml_tensor * tensor, const Rows & rows);
         const char * first;

@@ -1,4 +1,4 @@
-// Which cells of a chunk the rows of a block see, and what the mask adds to their scores.
+// The cells of a chunk that the rows of a block see, and the mask's addends to their scores.
 #pragma once
 
 #include <cstdint>
@@ -39,14 +39,14 @@ class ChunkMask {
 // One tile of it, by vectors of rows.
 struct TileMask {
     uint64_t seen[max_rows / num_lanes];  // a bit for each cell that any of the vector's rows sees
-    bool is_masked[max_rows / num_lanes]; // whether the mask adds to scores, or hides from a row what is computed for it
+    bool is_masked[max_rows / num_lanes]; // whether the mask adds to scores, or hides computed cells from a row
 
     // Writes the masks of vectors that are masked to masks[num_cells][width], times the slopes of their rows.
     // `wanted`: of which vectors masks are needed.
     TileMask(const ChunkMask & chunk, int tile, int num_cells, const Rows & rows, const bool * wanted, const float * slopes,
              float * masks);
 
-    // Whether a vector is multiplied with all cells of the tile, and not only with those that it sees.
+    // Whether a vector is multiplied with all cells of the tile, and not only with the visible cells.
     bool takes_tile(int vector, int num_cells) const { return is_most(seen[vector], num_cells); }
 
   private:

@@ -6,7 +6,7 @@ namespace paceline::attention {
 // Call once, before anything computes.
 void install();
 
-// Selects which of the two computes, from the next operation on; at any time.
+// Selects the kernel from the next operation on; may be called at any time.
 void use_ours(bool ours) noexcept;
 bool uses_ours() noexcept;
 

@@ -13,7 +13,7 @@
 namespace paceline::attention {
 
 // A row's sums are over tiles of cells, which are added up in chunks; chunks are merged into spans in order, and spans in order. So
-// its result does not depend on how many cells there are beyond those it sees, on other rows, or on threads.
+// its result does not depend on the number of cells that it does not see, on other rows, or on threads.
 inline constexpr int tile_cells      = 64;
 inline constexpr int tiles_per_chunk = 4;
 inline constexpr int chunk_cells     = tiles_per_chunk * tile_cells;
@@ -36,7 +36,7 @@ struct Operation {
 
     int64_t num_rows() const { return num_tokens * group; } // of one head of keys and values: tokens first, then heads
     float slope_of(int64_t head) const; // factor of the mask for a head
-    void cap(float * scores) const;     // `num_lanes` of them, to the base 2, where there is a softcap
+    void cap(float * scores) const;     // `num_lanes` of them, to the base 2, if there is a softcap
 };
 
 // A block: `count` rows (at most max_rows) of num_rows(), from `first` on.

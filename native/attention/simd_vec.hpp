@@ -55,8 +55,8 @@ inline SimdVec load_halves(const char *) { return SimdVec{}; }
 
 inline SimdVec max_of(SimdVec one, SimdVec other) { return one > other ? one : other; }
 
-// Where there is an instruction that rounds a product and a sum once, always by it: whether a compiler makes one of them by itself
-// depends on what stands beside it, and bits must not.
+// If there is an instruction that rounds a product and a sum once, always use it: a compiler's own choice
+// depends on neighbouring code, and bits must not.
 inline SimdVec with_product(SimdVec sum, SimdVec a, SimdVec b) {
 #if defined(__FMA__) && defined(__AVX512F__)
     return static_cast<SimdVec>(_mm512_fmadd_ps(static_cast<__m512>(a), static_cast<__m512>(b), static_cast<__m512>(sum)));
@@ -65,7 +65,7 @@ inline SimdVec with_product(SimdVec sum, SimdVec a, SimdVec b) {
 #elif defined(__aarch64__)
     return static_cast<SimdVec>(vfmaq_f32(static_cast<float32x4_t>(sum), static_cast<float32x4_t>(a), static_cast<float32x4_t>(b)));
 #else
-    return sum + a * b; // there is no such instruction
+    return sum + a * b; // no fused instruction
 #endif
 }
 
@@ -77,10 +77,10 @@ inline bool any(SimdIntVec condition) {
     return bits != 0;
 }
 
-// 2^x for x <= 0, to 2e-7 of the value; 0 below -126, where a float has fewer digits, and for minus infinity. NaN stays NaN.
+// 2^x for x <= 0, to 2e-7 of the value; 0 below -126 (a float has fewer digits there) and for minus infinity. NaN stays NaN.
 inline SimdVec exp2_of_negative(SimdVec x) {
     const SimdVec bounded = max_of(x, broadcast(-126.0f));
-    const SimdVec shifter = broadcast(12582912.0f); // 1.5 * 2^23: what is added to it is rounded to whole numbers
+    const SimdVec shifter = broadcast(12582912.0f); // 1.5 * 2^23: a number added to it is rounded to a whole number
     const SimdVec whole   = (bounded + shifter) - shifter;
     const SimdVec rest    = bounded - whole; // within a half
     SimdVec power         = broadcast(1.5403530e-4f); // Taylor: ln(2)^k / k!
@@ -102,7 +102,7 @@ struct Product {
     float * c;       // C[m][r] at c[m * c_row + r]
     ptrdiff_t c_row;
     int depth;       // of the sum
-    bool adds;       // to what C holds
+    bool adds;       // to the size of C
 };
 
 template <int num_m, int num_vectors> inline void multiply_block(const Product & product, int m, int column) {
@@ -164,7 +164,7 @@ inline void multiply(const Product & product, int num_m, int first_vector, int n
     }
 }
 
-// Lanes of the first vector by their numbers, and from num_lanes on of the other.
+// Lanes of the first vector by their numbers, and from num_lanes on of the second.
 template <size_t... from> inline SimdVec shuffled(SimdVec one, SimdVec other) {
 #if defined(__clang__) || __GNUC__ >= 12
     return __builtin_shufflevector(one, other, from...);
@@ -173,7 +173,7 @@ template <size_t... from> inline SimdVec shuffled(SimdVec one, SimdVec other) {
 #endif
 }
 
-// Swaps the upper half of each 2 * step lanes of one with the lower half of the other.
+// Swaps the upper half of each 2 * step lanes of the first with the lower half of the second.
 template <int step, size_t... lane> inline void exchange(SimdVec & one, SimdVec & other, std::index_sequence<lane...>) {
     const SimdVec before = one;
     one   = shuffled<(lane & step ? lane - step + num_lanes : lane)...>(before, other);

@@ -10,7 +10,7 @@ constexpr float infinity = std::numeric_limits<float>::infinity();
 
 bool has_seen(SimdVec highest) { return any(highest != broadcast(-infinity)); } // NaN is a score, too
 
-// What is subtracted from scores: 0 for rows that have seen no cell, where the difference of infinities would be NaN.
+// The number subtracted from scores: 0 for rows that have seen no cell, since the difference of infinities would be NaN.
 SimdVec base_of(SimdVec highest) { return highest == broadcast(-infinity) ? SimdVec{} : highest; }
 
 } // namespace

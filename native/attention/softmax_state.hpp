@@ -12,9 +12,9 @@ struct SoftmaxState {
     static int64_t num_floats(int64_t dim_v, int64_t width) { return (dim_v + 2) * width; }
     SoftmaxState(float * memory, int64_t dim_v, int64_t width);
 
-    float * row_max; // [width]: the highest score, to the base 2; minus infinity where a row has seen no cell
+    float * row_max; // [width]: the highest score, to the base 2; minus infinity if a row has seen no cell
     float * row_sum; // [width]: of the weights, 2^(score - row_max)
-    float * outputs; // [dim_v][width]: sum of weighted values. Undefined where no row of a vector has seen a cell
+    float * outputs; // [dim_v][width]: sum of weighted values. Undefined if no row of a vector has seen a cell
     int64_t dim_v, width;
 
     void clear();
@@ -23,10 +23,10 @@ struct SoftmaxState {
     void softmax_tile(float * scores, int num_cells, int vector);
     // Adds the state of another run of cells.
     void merge(const SoftmaxState & other);
-    // Whether no number is infinite or NaN, where rows have seen cells.
+    // Whether all numbers of rows that have seen cells are finite.
     bool is_finite() const;
 
-    // Makes the result NaN for those rows of a vector whose lanes in `rows` are set.
+    // Makes the result NaN for the rows of a vector with a set lane in `rows`.
     void set_nan(int64_t column, SimdIntVec rows);
 
   private:

@@ -110,7 +110,7 @@ void TokenRows::transpose_keys(int num_cells) {
     }
 }
 
-// Does for one row, tile by tile, what SoftmaxState::softmax_tile does for the row of each lane.
+// The same as SoftmaxState::softmax_tile, for one row, tile by tile.
 void TokenRows::weigh(const Part & part, int index, const Seen & seen, Rescaling & rescaling, SoftmaxState & state) {
     float highest[tiles_per_chunk + 1], all_weights = 0.0f;
     weigh_cells(scores_ + index * chunk_cells, seen, highest);

@@ -1,5 +1,5 @@
-// Attention of rows with one mask that share their cells with few others, as those of a stream's newest token: cells are in the lanes
-// for scores, and the numbers of a value for outputs. A row's bits are those that it has in a block, where rows are in the lanes.
+// Attention of rows with one mask that share their cells with few others, as a stream's newest token does: cells are in the lanes
+// for scores, and the numbers of a value for outputs. A row's bits are the same as in a block with rows in the lanes.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ class TokenRows {
     static int64_t num_floats(const Operation & operation);
     TokenRows(const Operation & operation, Cells & cells, float * memory);
 
-    // Rows [first, end) of a block, at most `num_lanes`, to those cells of a chunk that all of them see. `queries`: [dim_k][width].
+    // Rows [first, end) of a block, at most `num_lanes`, to the cells of a chunk that all of them see. `queries`: [dim_k][width].
     // Maxima and sums go into the cleared `state`, outputs stay here.
     struct Part {
         int first, end;
@@ -34,7 +34,7 @@ class TokenRows {
         uint8_t offsets[chunk_cells];
         int begins[tiles_per_chunk + 1];
     };
-    // What outputs so far are multiplied with before a tile is added, since a higher score has been seen.
+    // The factor of outputs so far before a tile is added, since a higher score has been seen.
     struct Rescaling {
         float factors[num_lanes][tiles_per_chunk];
         bool is_any[tiles_per_chunk]; // of a tile: whether a factor is not 1

@@ -9,7 +9,7 @@ namespace paceline::attention {
 
 inline constexpr int64_t line_floats = 16; // of a cache line: threads do not share one
 
-// By blocks of rows; with too few of them for the threads, by spans or chunks of a block's cells as well, whose states are
+// By blocks of rows; with too few of them for the threads, by spans or chunks of a block's cells as well; their states are
 // merged afterwards (split-KV).
 struct WorkPartition {
     enum class Unit { block, span, chunk };

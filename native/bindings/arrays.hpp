@@ -1,4 +1,4 @@
-// NumPy arrays in and out. Inputs are taken as they are: a silent conversion would wrap what does not fit.
+// NumPy arrays in and out. Inputs are not converted: a silent conversion would wrap values that do not fit.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ template <typename Array> auto as_span(const Array & array) {
     return std::span(array.data(), array.size());
 }
 
-// A copy of the caller's array: a concurrent write cannot change what was checked.
+// A copy of the caller's array: a concurrent write cannot change the checked values.
 template <typename Array> auto copied(const Array & array) {
     using T = std::remove_cv_t<typename Array::Scalar>;
     return std::vector<T>(array.data(), array.data() + array.size());

@@ -28,12 +28,12 @@ bool in_main_thread() noexcept {
     try {
         const nb::module_ threading = nb::module_::import_("threading");
         return threading.attr("current_thread")().is(threading.attr("main_thread")());
-    } catch (const nb::python_error &) { // only at the very end, where no other thread runs Python any more
+    } catch (const nb::python_error &) { // only at the very end, when no other thread runs Python any more
         return true;
     }
 }
 
-// KeyboardInterrupt and what else is no Exception is meant for the program, so Python raises it as soon as the call that
+// KeyboardInterrupt and others that are no Exception are meant for the program, so Python raises them as soon as the call that
 // is being returned from has ended. A thread of its own gets only the class: Python offers no more.
 void raise_later(const nb::python_error & error) {
     if (!in_main_thread()) {

@@ -97,7 +97,7 @@ std::shared_ptr<Model> load(std::vector<std::string> paths, std::optional<std::v
 // A property read straight from llama.cpp.
 template <auto function> auto read(const Model & model) { return function(model.get()); }
 
-// The same for what llama.cpp looks up in the first layer, which it does not check for.
+// The same for tensors that llama.cpp looks up in the first layer without a check.
 template <auto function> int32_t read_first_layer(const Model & model) {
     return llama_model_n_layer(model.get()) > 0 ? function(model.get()) : 0;
 }

@@ -26,7 +26,7 @@ void check_length(const char * name, size_t length, size_t wanted) {
     }
 }
 
-// What only waits for the sampler's turn, without the GIL.
+// Waits for the sampler's turn, without the GIL.
 template <auto Method> auto waiting(const Sampler & self) {
     Unlocked unlocked;
     return (self.*Method)();

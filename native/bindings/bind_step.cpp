@@ -142,7 +142,7 @@ nb::tuple run_plain_step(Context & context, const nb::list & seq_ids, const nb::
         Unlocked unlocked;
         output = step(context, input);
     }
-    nb::list drawn; // one of each sampler; None where it could not draw
+    nb::list drawn; // a token of each sampler; None if it could not draw
     size_t   next = 0;
     for (const int32_t count : output.num_drawn) {
         count ? drawn.append(output.token_ids[next]) : drawn.append(nb::none());

@@ -48,7 +48,7 @@ bool holds(nb::handle object, std::string_view content) {
     return nb::isinstance<nb::bytes>(object) && std::string_view(PyBytes_AS_STRING(object.ptr()), PyBytes_GET_SIZE(object.ptr())) == content;
 }
 
-// like: an earlier table, whose objects stand where a token has the same bytes. Those of a large vocabulary take 7 MB.
+// like: an earlier table; its objects are reused for tokens with the same bytes. Objects of a large vocabulary take 7 MB.
 nb::tuple pieces(const Vocab & vocab, bool special, const nb::tuple & like) {
     PieceTable table;
     {

@@ -19,7 +19,7 @@ namespace paceline {
 // Hands the queued lines of llama.cpp's log to Python. Needs the GIL; never throws.
 void flush_log();
 
-// Text of a file, which nothing makes UTF-8: what is not becomes U+FFFD.
+// Text of a file, which need not be UTF-8: invalid bytes become U+FFFD.
 inline nb::object as_text(std::string_view text) {
     return nb::steal<nb::object>(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
 }
@@ -35,7 +35,7 @@ inline nb::list as_texts(const std::vector<std::pair<std::string, std::string>> 
 // The value of Python's `MemoryClass`.
 const char * memory_class_name(MemoryClass memory_class);
 
-// Frees the GIL while it lives, and delivers what llama.cpp logged meanwhile once it is back. Everything that gives the
+// Frees the GIL while it lives, and delivers llama.cpp's log lines once it is back. Everything that gives the
 // GIL away does it with this: see NativeCall. Raises Closed once the process is ending.
 class Unlocked {
 public:

@@ -1,4 +1,4 @@
-// Special tokens, which llama.cpp searches for in a text first, and where a text may be split because of them.
+// Special tokens, which llama.cpp searches for in a text first, and the places at which a text may be split because of them.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 namespace paceline {
 
 // llama.cpp's own search takes time with the square of how many special tokens a text holds: a megabyte of line breaks,
-// where the line break is such a token, takes hours. A text split into pieces with few of them each does not.
+// with the line break as a special token, takes hours. A text split into pieces with few of them each does not.
 class SpecialTokens {
 public:
     // A part of a text, up to `end`; `parse_special`: whether control tokens are recognised in it.
@@ -28,7 +28,7 @@ public:
     // the text. Every cut is right behind a special token. `parse_special`: whether control tokens count.
     std::vector<std::size_t> cuts(std::string_view text, bool parse_special) const;
 
-    // Splits a text so that no control token is recognised that begins, ends or lies in one of the spans. Mostly there is
+    // Splits a text so that no control token is recognised that begins, ends or lies in a span. Mostly there is
     // none, and the text stays in one piece. `spans`: ascending, begin and end.
     std::vector<Piece> pieces_around(std::string_view text, const Spans & spans) const;
 

@@ -20,7 +20,7 @@ double cpu_seconds() {
     return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-// llama.cpp reports of a failed template: where, a piece of the source, and behind the last "Error: " the reason.
+// llama.cpp reports of a failed template: the place, a piece of the source, and after the last "Error: " the reason.
 std::string reason(const std::string & report) {
     const std::size_t what  = report.rfind("Error: ");
     const std::size_t place = report.find(" at line ");

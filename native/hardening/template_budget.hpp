@@ -1,4 +1,4 @@
-// Limits of one rendering of a chat template, and the count of what it has used.
+// Limits of one rendering of a chat template, and its usage so far.
 //
 // llama.cpp runs Jinja without limits: a template that counts to a billion, doubles a text in a loop or recurses without
 // end would exhaust the process.
@@ -44,7 +44,7 @@ public:
     void charge(std::size_t bytes);          // about to be built
     void charge(const jinja::value & value); // about to be converted to text
     void print(const jinja::value & value);  // added to the output
-    void limit_output(std::size_t bytes);    // of what follows
+    void limit_output(std::size_t bytes);    // of the rest
 
     [[noreturn]] void refuse(const std::string & message); // the template's own decision: raise_exception
 
@@ -77,7 +77,7 @@ inline constexpr std::size_t bytes_per_element = 16; // of a list
 std::size_t text_size(const jinja::value & text);
 
 // Runs `work`, which parses or executes a template, within a budget and on a stack of its own. Fails with TemplateError
-// where `work` exceeds the budget or throws.
+// if `work` exceeds the budget or throws.
 void run_within_budget(std::size_t input_bytes, const std::function<void()> & work);
 
 } // namespace paceline

@@ -99,7 +99,7 @@ value range(const func_args & args) {
         refuse("range() step argument must not be zero");
     }
     const bool runs = step > 0 ? start < stop : start > stop;
-    // as unsigned numbers, whose differences do not overflow
+    // as unsigned numbers, since their differences do not overflow
     const auto     from = static_cast<uint64_t>(start), to = static_cast<uint64_t>(stop), by = static_cast<uint64_t>(step);
     const uint64_t width = step > 0 ? to - from : from - to, stride = step > 0 ? by : 0 - by;
     const uint64_t count = runs ? (width - 1) / stride + 1 : 0;

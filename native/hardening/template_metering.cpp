@@ -82,8 +82,8 @@ struct Constant : jinja::expression {
     value content;
 };
 
-// a + b, a ~ b and a * b: charges the result before it is built. Comparisons: charges tuples, whose every level llama.cpp
-// compares once for each level around it.
+// a + b, a ~ b and a * b: charges the result before it is built. Comparisons: charges tuples, as llama.cpp compares every level
+// once for each level around it.
 struct Charged : jinja::expression {
     explicit Charged(jinja::binary_expression & plain)
         : op(plain.op), left(std::move(plain.left)), right(std::move(plain.right)) {
@@ -152,7 +152,7 @@ void meter(jinja::statements & body) {
     }
 }
 
-// llama.cpp inspects the class of filters, tests, names and targets of assignments, so these nodes stay what they are.
+// llama.cpp inspects the class of filters, tests, names and targets of assignments, so these nodes are not replaced.
 void rebuild_arguments(statement_ptr & place) {
     if (auto * call = jinja::cast_stmt<jinja::call_expression>(place)) {
         rebuild_all(call->args);

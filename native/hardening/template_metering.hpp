@@ -6,7 +6,7 @@
 namespace paceline {
 
 // Every statement and call becomes a step, and every operation that builds text is charged before it does. Also keeps
-// the marks of input where llama.cpp would convert a list to text. Call once, before the template is executed.
+// the marks of input when llama.cpp would convert a list to text. Call once, before the template is executed.
 void meter_program(jinja::program & program);
 
 } // namespace paceline

@@ -31,7 +31,7 @@ public:
     RenderingRecord(const RenderingRecord &)             = delete;
     RenderingRecord & operator=(const RenderingRecord &) = delete;
 
-    static RenderingRecord * current() { return current_; } // of this thread; null where nothing is recorded
+    static RenderingRecord * current() { return current_; } // of this thread; null if nothing is recorded
 
     void mark(jinja::context & ctx) const;
     void begin();
@@ -39,7 +39,7 @@ public:
     void end();
 
     // The parts of a prompt that is one of the renderings, without `bos` in front or `eos` behind, and a text that llama.cpp
-    // appended, in which placeholders are replaced. Nothing where the prompt is something else.
+    // appended, in which placeholders are replaced. Nothing if the prompt is something else.
     std::optional<std::vector<PromptPart>> parts_of(const std::string & prompt, const std::string & bos, const std::string & eos,
                                                     const std::vector<Placeholder> & placeholders) const;
 
@@ -49,10 +49,10 @@ private:
     RenderingRecord *                    outer_;
     std::vector<std::string>             variables_;
     std::vector<PromptPart>              current_rendering_;
-    std::vector<std::vector<PromptPart>> renderings_; // those that came to their end
+    std::vector<std::vector<PromptPart>> renderings_; // finished renderings
 };
 
-// Makes a program record its renderings. Where one is recorded, roles that are plain words, and bos_token and eos_token, are
+// Makes a program record its renderings. In a recorded rendering roles that are plain words, and bos_token and eos_token, are
 // no input; all other texts of the request are. Call once, before the template is executed.
 void record_renderings(jinja::program & program);
 

@@ -13,7 +13,7 @@ namespace paceline {
 // TemplateLimits::max_bytes.
 std::string checked_template_source(const std::string & source);
 
-// TemplateError where blocks or the expressions of a tag nest deeper than the parser survives. `tokens`: of the lexer.
+// TemplateError if blocks or the expressions of a tag nest deeper than the parser survives. `tokens`: of the lexer.
 void check_template_nesting(const std::vector<jinja::token> & tokens);
 
 } // namespace paceline

@@ -46,7 +46,7 @@ public:
         return piece;
     }
 
-    // Returns whether a part of what it skips is input.
+    // Returns whether a part of the skipped text is input.
     bool skip(std::size_t length) {
         bool input = false;
         walk(length, [&](const jinja::string_part & part, std::size_t, std::size_t) { input = input || part.is_input; });
@@ -82,7 +82,7 @@ std::string delimiter(const func_args & args, const char * function) {
 
 int64_t limit(const func_args & args, std::size_t index) { return args.count() > index ? args.get_pos(index)->as_int() : -1; }
 
-// Positions at which `part` begins in `text`, ascending; at most `count` of them, the last ones if `from_end`.
+// Positions at which `part` begins in `text`, ascending; at most `count` of them, the last if `from_end`.
 std::vector<std::size_t> find_all(const std::string & text, const std::string & part, int64_t count, bool from_end) {
     std::vector<std::size_t> found;
     if (!from_end) {

@@ -14,7 +14,7 @@ namespace paceline::template_text {
 // An argument that must be a text. `function`: its name, for the error.
 const jinja::string & text_at(const jinja::func_args & args, std::size_t index, const char * function);
 
-// Looks up the attribute of a mapping or the element of a list; undefined where it has none.
+// Looks up the attribute of a mapping or the element of a list; undefined if it has none.
 jinja::value attribute_of(const jinja::value & element, const jinja::value & name);
 
 jinja::value split(const jinja::func_args & args, bool from_end);

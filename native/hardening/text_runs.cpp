@@ -50,8 +50,8 @@ double squared_runs(std::string_view text, LengthAtStart length_of) noexcept {
     return sum;
 }
 
-// No pattern matches past two blanks, or past a line break, into what follows, but for a slash, which some take together
-// with line breaks. So what stands between two such places bounds the depth of the recursion.
+// No pattern matches past two blanks, or past a line break, into the next text, but for a slash, which some take together
+// with line breaks. So the text between two of these places bounds the depth of the recursion.
 std::size_t longest_run(std::string_view utf8) noexcept {
     std::size_t longest = 0;
     std::size_t run     = 0;
@@ -61,7 +61,7 @@ std::size_t longest_run(std::string_view utf8) noexcept {
         const std::size_t      blank = blank_length(rest);
         const std::size_t      step  = is_break(rest[0]) ? 2 : blank ? 1 : 0;
         if (gap >= 2 && !step && rest[0] != '/') {
-            run = 1; // the last blank may belong to what follows
+            run = 1; // the last blank may belong to the next text
         }
         gap     = step ? gap + step : 0;
         longest = std::max(longest, ++run);

@@ -1,4 +1,4 @@
-// Runs of characters in UTF-8 text: what decides how long, and how deep, a tokenizer works on it.
+// Runs of characters in UTF-8 text: they decide how long, and how deep, a tokenizer works on it.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@ namespace paceline {
 // The character that well-formed text begins with, and how many bytes it has. The text must not be empty.
 std::pair<char32_t, std::size_t> first_character(std::string_view utf8) noexcept;
 
-// How many bytes the character of a class has that the text begins with; 0 where it begins with another.
+// The number of bytes of the class's character that the text begins with; 0 if it begins with another.
 using LengthAtStart = std::size_t (*)(std::string_view);
 std::size_t blank_length(std::string_view text) noexcept; // no line breaks
 std::size_t digit_length(std::string_view text) noexcept; // ASCII

@@ -16,8 +16,8 @@ namespace paceline {
 
 namespace {
 
-// Measured with gcc 12 at -O3 over all pre-tokenizers: those that fall back on std::regex recurse once a character
-// and take 320 bytes of stack each time, whatever the characters; beside that 12 KiB. Other builds need more.
+// Measured with gcc 12 at -O3 over all pre-tokenizers: pre-tokenizers that fall back on std::regex recurse once a character
+// and take 320 bytes of stack each time, for any characters, and 12 KiB in addition. Other builds need more.
 #if defined(__SANITIZE_ADDRESS__) || !defined(NDEBUG)
 constexpr std::size_t stack_per_character = 8192;
 #else

@@ -18,7 +18,7 @@ public:
     explicit TokenizerGuard(const Model & model);
 
     // Calls `encode`, which encodes `text`; `add_special`: with the special tokens around it. Fails before that with
-    // Unsupported where the vocabulary cannot encode, with TextTooLong where it might take more than max_encode_bytes() of
+    // Unsupported if the vocabulary cannot encode, with TextTooLong if it might take more than max_encode_bytes() of
     // memory, or minutes.
     void run(const std::string & text, bool add_special, const std::function<void()> & encode) const;
 

@@ -49,7 +49,7 @@ bool is_packed(const ggml_tensor * weights) { return weights && weights->buffer 
 
 bool is_product(const ggml_tensor * node) { return node->op == GGML_OP_MUL_MAT || node->op == GGML_OP_MUL_MAT_ID; }
 
-// Matrices, and for experts stacks of them, whose activations are rows of floats.
+// Matrices, and for experts stacks of them, with activations that are rows of floats.
 bool can_multiply(const ggml_tensor * node) {
     Format format;
     const ggml_tensor *weights = node->src[0], *x = node->src[1];
@@ -70,7 +70,7 @@ class Traits : public ggml::cpu::tensor_traits {
         return true;
     }
 
-    // Which kernel is in use may change at any time: where activations are laid out for one of them, all threads of an operation
+    // The kernel may change at any time: if activations are laid out for a kernel, all threads of an operation
     // must have the same.
     bool compute_forward(ggml_compute_params * params, ggml_tensor * node) override {
         if (kernels_share_layouts || params->nth == 1) {
@@ -118,7 +118,7 @@ size_t bytes_of(ggml_backend_buffer_type_t, const ggml_tensor * tensor) {
     return is_matrix ? packed_bytes(format, tensor->ne[1], tensor->ne[0]) * tensor->ne[2] * tensor->ne[3] : ggml_nbytes(tensor);
 }
 
-// Calls work(0) to work(count - 1), on several threads where there is much to do. Where the system has no more threads, on fewer.
+// Calls work(0) to work(count - 1), on several threads if there is much to do. If the system has no more threads, on fewer.
 template <typename Work> void in_parallel(int64_t count, size_t bytes, const Work & work) {
     constexpr size_t bytes_per_thread = 2 << 20, most_threads = 16;
     const size_t wanted = std::min({bytes / bytes_per_thread, most_threads, static_cast<size_t>(std::thread::hardware_concurrency())});
