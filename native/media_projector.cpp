@@ -229,7 +229,7 @@ void MediaProjector::abort() noexcept {
     aborted_ = true; // also before the encoder runs: the call may be at its pixels yet
 }
 
-// Pixtral's graph makes zeros by scaling uninitialised memory, where 0 times NaN is NaN: clear it before.
+// Pixtral's graph makes zeros by scaling uninitialised memory, and 0 times NaN is NaN: clear it first.
 static void clear_what_is_scaled_by_zero(const ggml_tensor & node) {
     float scale = 1.0F;
     std::memcpy(&scale, node.op_params, sizeof(scale));

@@ -17,14 +17,14 @@
 
 namespace paceline {
 
-// What an image or sound becomes in a prompt, in order: tokens that mark or divide it, and items of embeddings.
+// The parts of an image or sound in a prompt, in order: tokens that mark or divide it, and items of embeddings.
 struct MediaPart {
-    std::vector<int32_t> tokens; // empty for an item, whose sizes follow
+    std::vector<int32_t> tokens; // empty for an item; its sizes follow
     int32_t              num_cells     = 0;
     int32_t              num_positions = 0;
     bool                 is_causal     = true;
     std::vector<int32_t> places;     // [num_cells, 3]: t, y and x of M-RoPE, from the item's position on; empty: one after another
-    std::vector<float>   embeddings; // [num_cells, n_embd]; empty where they were not asked for
+    std::vector<float>   embeddings; // [num_cells, n_embd]; empty if not requested
 };
 
 struct ImagePixels {
@@ -43,7 +43,7 @@ struct ProjectorOptions {
 
 class MediaProjector {
 public:
-    // ModelLoadError where the file is none, or belongs to another model.
+    // ModelLoadError if the file is no projector, or belongs to another model.
     static std::shared_ptr<MediaProjector> load(std::shared_ptr<Model> model, const std::string & path, const ProjectorOptions & options);
     ~MediaProjector();
     MediaProjector(const MediaProjector &)             = delete;
@@ -51,10 +51,10 @@ public:
 
     bool    sees() const noexcept { return mtmd_support_vision(context_); }
     bool    hears() const noexcept { return mtmd_support_audio(context_); }
-    int32_t sample_rate() const noexcept { return mtmd_get_audio_sample_rate(context_); } // Hz; -1 where it hears nothing
+    int32_t sample_rate() const noexcept { return mtmd_get_audio_sample_rate(context_); } // Hz; -1 without audio
     int32_t n_embd() const noexcept { return llama_model_n_embd_inp(model_->get()); }
 
-    // Of RGB pixels, row by row; InvalidParams for an image that it cannot take. Images of one size are encoded together where
+    // Of RGB pixels, row by row; InvalidParams for an image that it cannot take. Images of one size are encoded together if
     // libmtmd can.
     std::vector<std::vector<MediaPart>> images(std::span<const ImagePixels> images);
     // Its sizes alone.
@@ -64,7 +64,7 @@ public:
     // Its sizes alone, of as many samples. libmtmd computes the spectrum of silence for it: one call at a time.
     std::vector<MediaPart> measure_audio(int64_t num_samples);
 
-    // Ends the encoding that is running, whose call fails with Aborted.
+    // Ends the running encoding; its call fails with Aborted.
     void abort() noexcept;
 
 private:
@@ -74,14 +74,14 @@ private:
         const mtmd_input_chunk * chunk;
         MediaPart *              part;
     };
-    class Chunks; // what libmtmd made of an image or sound
+    class Chunks; // libmtmd's parts of an image or sound
 
     std::vector<MediaPart> parts_of(const Chunks & chunks) const;
     void                   check_image(int32_t width, int32_t height) const;
     void                   check_audio(int64_t num_samples) const;
     void                   add_item(const mtmd_input_chunk * chunk, MediaPart & part) const;
     void                   encode(std::span<const Chunks> chunks, std::span<std::vector<MediaPart>> parts);
-    size_t                 encode_batch(std::span<const Item> items); // returns how many were together, the first ones
+    size_t                 encode_batch(std::span<const Item> items); // returns how many of the first were encoded together
     static bool            on_node(ggml_tensor * node, bool asks, void * self);
 
     Home                   home_;
@@ -94,7 +94,7 @@ private:
     std::atomic<bool>      aborted_{false};
 };
 
-// Bytes that a projector would take, its buffers included, without allocating them. ModelLoadError where the file is none.
+// Bytes that a projector would take, its buffers included, without allocating them. ModelLoadError for an invalid file.
 std::vector<BufferUse> plan_projector(const std::string & path, const ProjectorOptions & options);
 
 // Hands libmtmd's log to the log of llama.cpp. Call once.

@@ -35,7 +35,7 @@ struct ModelOptions {
     std::function<bool(float)> progress; // returns whether to continue
 };
 
-// What one type of buffer holds of a model and a context. Outputs are the rows of logits that callers read.
+// Bytes of a model and a context in one type of buffer. Outputs are the rows of logits that callers read.
 struct BufferUse {
     std::string buffer;
     std::string device; // empty for memory of no device in particular
@@ -69,7 +69,7 @@ public:
     int32_t             n_vocab() const noexcept { return llama_vocab_n_tokens(vocab()); }
     bool                vocab_only() const noexcept { return vocab_only_; }
     bool                no_alloc() const noexcept { return options_.no_alloc; }
-    const ggml_tensor * tensor(const std::string & name) const; // nullptr where there is none
+    const ggml_tensor * tensor(const std::string & name) const; // nullptr if there is none
     bool                has_tensor(const std::string & name) const { return tensor(name) != nullptr; }
     size_t              num_tensors() const;
     MemoryClass         memory_class() const;
@@ -79,9 +79,9 @@ public:
     int64_t position_rows() const;
     // Whether a pass may have tokens of one sequence only: llama.cpp computes a wrong place for the states of several.
     bool one_sequence_per_pass() const;
-    // Whether the graph makes logits of every token where llama.cpp reads as many rows as were asked for.
+    // Whether the graph makes logits of every token while llama.cpp reads as many rows as were requested.
     bool computes_all_outputs() const;
-    // Whether llama.cpp reads n_embd_out values where the graph has fewer for a token.
+    // Whether llama.cpp reads n_embd_out values while the graph has fewer for a token.
     bool embeddings_are_too_narrow() const;
 
     std::string                                      desc() const;
@@ -103,16 +103,16 @@ private:
     mutable std::shared_mutex adapter_mutex_;
 };
 
-// What the model and a context with these parameters take, counted by building them without allocating. Memory for recurrent
-// states is allocated for the moment: llama.cpp plans it in no other way. heads: a model whose context, with these parameters,
+// The memory of the model and a context with these parameters, counted by building them without allocating. Memory for recurrent
+// states is allocated for the moment: llama.cpp plans it in no other way. heads: a model; its context, with these parameters,
 // is made beside it; it may be the model itself.
 std::vector<BufferUse> measure_memory(const Model & model, llama_context_params params, const Model * heads = nullptr,
                                       llama_context_params heads_params = {});
 
-// Adds what another context takes; with the same model its weights are there already.
+// Adds the memory of another context; with the same model its weights are counted already.
 void add_uses(std::vector<BufferUse> & uses, const std::vector<BufferUse> & added, bool is_same_model);
 
-// What a context and its model have allocated.
+// Memory that a context and its model have allocated.
 std::vector<BufferUse> memory_use(const llama_context * context);
 
 } // namespace paceline

@@ -18,7 +18,7 @@ bool computes(const ggml_tensor * node) {
     }
 }
 
-// Without the number of the layer behind it; other numbers, such as those that ggml gives nodes without a name, are '#'.
+// Without the number of the layer at its end; other numbers, for example ggml's for nodes without a name, are '#'.
 std::string name_of(const ggml_tensor * node) {
     std::string name = node->name;
     const size_t end = name.find_last_not_of("0123456789");

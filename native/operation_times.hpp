@@ -1,5 +1,5 @@
-// What the operations of a context's passes take. Each is computed by itself, so that such a pass takes longer than others: by
-// some microseconds an operation, and by what ggml would have fused.
+// Times of the operations of a context's passes. Each is computed by itself, so a timed pass takes longer than others: by
+// some microseconds an operation, and by missing fusions of ggml.
 #pragma once
 
 #include <chrono>
@@ -13,7 +13,7 @@
 
 namespace paceline {
 
-// All operations of one kind, name and type of weights, those of all layers together.
+// All operations of one kind, name and type of weights, over all layers.
 struct OperationTime {
     std::string operation; // as ggml calls it: MUL_MAT
     std::string name;      // as llama.cpp calls its result, without the layer: ffn_up

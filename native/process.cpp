@@ -13,7 +13,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 std::atomic<bool> ending{false};
-std::atomic<bool> gone{false}; // the interpreter, for every thread but the one that ends it
+std::atomic<bool> gone{false}; // the interpreter, for every thread but the ending thread
 std::atomic<int>  num_calls{0};
 std::atomic<int>  num_coming_back{0}; // of these, on their way to the interpreter
 thread_local int  depth     = 0;     // calls of this thread: a log handler may call again
@@ -22,7 +22,7 @@ thread_local bool ends_here = false; // this thread ends the process
 std::mutex             came_back_mutex;
 std::vector<pthread_t> came_back; // since the end began
 
-// A child has one thread, the one that forked.
+// A child has one thread, the forking thread.
 void count_anew() {
     num_calls       = depth;
     num_coming_back = 0;
@@ -88,7 +88,7 @@ std::vector<pthread_t> end_calls(std::chrono::milliseconds patience) {
     ending    = true;
     wait_until_at_most(num_calls, depth, patience);
     gone = true;
-    wait_until_at_most(num_coming_back, 0, std::chrono::seconds(1)); // those that were about to take the lock
+    wait_until_at_most(num_coming_back, 0, std::chrono::seconds(1)); // threads that were about to take the lock
     std::lock_guard<std::mutex> lock(came_back_mutex);
     return came_back;
 }

@@ -20,7 +20,7 @@ private:
     pid_t pid_ = getpid();
 };
 
-// A call from Python into the core. The end of the process waits for those that run.
+// A call from Python into the core. The end of the process waits for running calls.
 class NativeCall {
 public:
     NativeCall(); // raises Closed once the process is ending
@@ -39,7 +39,7 @@ private:
 bool process_is_ending() noexcept;
 
 // For the thread that ends the process, without the GIL: refuses new calls, ends running passes with Aborted, and waits
-// up to `patience` for calls to return; later ones never return. Returns the threads whose calls did.
+// up to `patience` for calls to return; later calls never return. Returns the threads of returned calls.
 std::vector<pthread_t> end_calls(std::chrono::milliseconds patience);
 
 } // namespace paceline

@@ -1,4 +1,4 @@
-// What was made of a text lately: values by their keys, bounded in number and size, the least recently used dropped first.
+// Recent results for texts: values by their keys, bounded in number and size, the least recently used dropped first.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ template <typename Value> class RecentCache {
 public:
     RecentCache(std::size_t max_entries, std::size_t max_bytes) : max_entries_(max_entries), max_bytes_(max_bytes) {}
 
-    // Null where there is none.
+    // Null if there is none.
     std::shared_ptr<const Value> find(const std::string & key) {
         const std::lock_guard lock(mutex_);
         const auto            found = places_.find(key);

@@ -1,6 +1,6 @@
-// ggml's RPC backend: devices of other hosts, and the server that lends those of this one. Without PACELINE_RPC in the build
-// every function raises Unsupported. ggml ends the process where a server is lost, so callers check a server before they add
-// it, and only add one in a process that may die.
+// ggml's RPC backend: devices of other hosts, and the server that lends this host's. Without PACELINE_RPC in the build
+// every function raises Unsupported. ggml ends the process if a server is lost, so callers check a server before they add
+// it, and only add servers in a process that may die.
 #pragma once
 
 #include <cstddef>
@@ -14,14 +14,14 @@ namespace paceline {
 std::tuple<int, int, int> rpc_protocol();
 
 // Makes the devices of a server known to ggml, once each. endpoint: "1.2.3.4:50052", of a server that was checked just now;
-// address: what it is called where it is lost: takes or sends nothing for timeout_s while ggml waits for it.
+// address: its name in the error when it is lost: takes or sends nothing for timeout_s while ggml waits for it.
 void rpc_add_server(const std::string & endpoint, const std::string & address, double timeout_s);
 
-// Lends devices until the process ends; raises EngineError where the endpoint cannot be bound. cache_dir: empty for none.
+// Lends devices until the process ends; raises EngineError if the endpoint cannot be bound. cache_dir: empty for none.
 void rpc_serve(const std::string & endpoint, const std::string & cache_dir, size_t n_threads,
                const std::vector<std::string> & devices);
 
-// The hash by which the server names a cached tensor, of a whole file; raises EngineError where it cannot be read.
+// The hash by which the server names a cached tensor, of a whole file; raises EngineError if it cannot be read.
 std::string rpc_file_hash(const std::string & path);
 
 } // namespace paceline

@@ -75,7 +75,7 @@ void note_peer(int socket) {
     }
 }
 
-// To stderr, where the front of an engine finds the last words of its worker.
+// To stderr, from which an engine's front reads the last words of its worker.
 void say_lost(const std::string & endpoint, const std::string & why) {
     const auto          found = given.find(endpoint);
     const std::string & name  = found != given.end() ? found->second : endpoint.empty() ? servers : endpoint;

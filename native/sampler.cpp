@@ -73,7 +73,7 @@ const float * Sampler::without_false_begin(const float * row, int32_t token, boo
     return row_.data();
 }
 
-// Whether the grammar can filter candidates instead of the whole row: where the chain begins with top_k, or where nothing
+// Whether the grammar can filter candidates instead of the whole row: if the chain begins with top_k, or if nothing
 // truncates, so that a winner among all that is allowed also wins among the allowed.
 bool Sampler::grammar_on_list() const {
     return (greedy_ && !infill_) || starts_with_top_k() || !truncates();

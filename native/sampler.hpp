@@ -1,4 +1,4 @@
-// Chooses the next token from a row of logits, by the options of one request, and remembers what was chosen.
+// Chooses the next token from a row of logits, by the options of one request, and remembers the chosen tokens.
 //
 // A row goes through: logit bias and bans, masks, the samplers in the requested order, the draw (draw.hpp). Temperature
 // 0 takes the highest logit after biases, penalties and masks. `sample` chooses and changes nothing; `accept` must be
@@ -129,18 +129,18 @@ private:
     };
     using LlamaSampler = std::unique_ptr<llama_sampler, SamplerFree>;
 
-    // What accept changes and reset, state and restore handle.
+    // The state that accept changes and reset, state and restore handle.
     struct Progress {
         uint64_t             seed   = 0;
         uint32_t             choice = 0;
         uint32_t             k      = 0;
         std::vector<int32_t> history;   // prompt and generated, as far back as any sampler needs
-        std::vector<int32_t> generated; // all of them where there is a grammar, which is rebuilt from them
+        std::vector<int32_t> generated; // all of them if there is a grammar, which is rebuilt from them
         double               mu              = 0;
         double               adaptive_sum    = 0; // of p, each step weighing `decay` of the next
         double               adaptive_weight = 0;
     };
-    // What sample leaves for the accept of the same token.
+    // Results of sample for the accept of the same token.
     struct Pending {
         int32_t token = -1;
         double  value = 0; // mirostat: surprise in bits; adaptive-p: probability before the transform

@@ -11,8 +11,8 @@ namespace paceline {
 
 namespace {
 
-// llama.cpp reads so many bytes of a breaker and encodes what is left of it behind any of its bytes: what this
-// vocabulary cannot encode, or not without an end, is found here.
+// llama.cpp reads this many bytes of a breaker and encodes the rest of it after any of its bytes: texts that this
+// vocabulary cannot encode, or not without an end, are found here.
 void check_breakers(const std::shared_ptr<Model> & model, const std::vector<std::string> & breakers) {
     constexpr size_t max_bytes = 40;
     const Vocab      vocab(model);
@@ -88,7 +88,7 @@ void Sampler::check_token(const char * field, int32_t token) const {
     }
 }
 
-// Leaves out what these options turn off, so that it costs nothing.
+// Leaves out samplers that these options turn off, so that they cost nothing.
 void Sampler::build_chain() {
     const SamplerOptions & o = options_;
     greedy_                  = o.temperature == 0;

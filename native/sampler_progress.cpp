@@ -66,7 +66,7 @@ void Sampler::remember(int32_t token) {
     }
 }
 
-// Takes the token at `i`, the newest so far, into the counts of the penalties, and the one that it pushes out from them.
+// Takes the token at `i`, the newest so far, into the counts of the penalties, and removes the token that it pushes out.
 void Sampler::count(size_t i) {
     if (!uses(SamplerKind::penalties)) {
         return;

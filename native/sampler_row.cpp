@@ -13,7 +13,7 @@ namespace {
 
 constexpr float impossible = -std::numeric_limits<float>::infinity();
 
-// A possible token stays possible, and a logit finite, however far a sum or a product goes; NaN stays what it is.
+// A possible token stays possible, and a logit finite, however far a sum or a product goes; NaN stays NaN.
 float moved(float before, float after) {
     return before == impossible ? impossible : std::clamp(after, -FLT_MAX, FLT_MAX);
 }
@@ -44,7 +44,7 @@ void forbid_unset(float * row, size_t n, const uint32_t * mask) {
 
 } // namespace
 
-// The row with biases, bans and leading penalties in it: `given_` itself, or where that is needed as it was, a copy.
+// The row with biases, bans and leading penalties in it: `given_` itself, or a copy if the original is needed.
 const float * Sampler::edit(const uint32_t * mask, bool keeps_given) {
     const SamplerOptions & o = options_;
     const bool ends = progress_.k < static_cast<uint32_t>(o.min_tokens);
@@ -75,7 +75,7 @@ const float * Sampler::edit(const uint32_t * mask, bool keeps_given) {
     return row;
 }
 
-// Sets to -inf what is banned, except by the grammar and the call's mask.
+// Sets banned tokens to -inf, except bans by the grammar and the call's mask.
 void Sampler::ban(float * row) const {
     for (const int32_t token : banned_) {
         row[token] = impossible;
@@ -97,7 +97,7 @@ void Sampler::ban(float * row) const {
     }
 }
 
-// The formula of llama.cpp: CTRL's repetition penalty (Keskar et al. 2019), multiplied where the logit is negative, then
+// The formula of llama.cpp: CTRL's repetition penalty (Keskar et al. 2019), multiplied if the logit is negative, then
 // OpenAI's frequency and presence penalties.
 float Sampler::penalized(float logit, int32_t count) const {
     const float scaled = logit <= 0 ? logit * options_.repeat_penalty : logit / options_.repeat_penalty;

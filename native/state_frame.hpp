@@ -1,11 +1,11 @@
-// A saved state of a context with draft heads: the model's own part, that of the heads, and the hidden row behind which the
+// A saved state of a context with draft heads: the model's own part, the heads' part, and the hidden row after which the
 // heads go on.
 //
 // offset  size  field
 // 0       8     magic
 // 8       8     m, bytes of the model's part
-// 16      8     h, bytes of the heads' part; 0 where there is none
-// 24      8     position of the hidden row, -1 where it is not known
+// 16      8     h, bytes of the heads' part; 0 if there is none
+// 24      8     position of the hidden row, -1 if it is not known
 // 32      m, h  the parts
 // ...           the hidden row, float32
 #pragma once

@@ -14,7 +14,7 @@
 
 namespace paceline {
 
-// Rows as parallel arrays, one entry a row, and what belongs to their tokens and samplers as flat arrays in row order.
+// Rows as parallel arrays, one entry a row, and data of their tokens and samplers as flat arrays in row order.
 //
 //   row r:  tokens   t0 t1 ... tn-1 | d1 ... dm          num_tokens = n + m, num_drafts = m
 //   logits wanted:            tn-1  | d1 ... dm          if it has samplers: one position more than it has drafts
@@ -25,7 +25,7 @@ struct StepInput {
     std::span<const int32_t> num_tokens;   // at least 1, drafts included
     std::span<const int32_t> num_drafts;   // tokens at the row's end that are only proposed
     std::span<const int32_t> num_samplers; // several draw from one row of logits (then without drafts); 0: no draw
-    std::span<const int32_t> num_scored;   // leading tokens whose successor is known and scored
+    std::span<const int32_t> num_scored;   // leading tokens with a known and scored successor
     std::span<const int32_t> num_logprobs; // per drawn or scored token: -1 none, 0 its own, k the k most likely too
 
     std::span<const int32_t> token_ids;  // all tokens of all rows
@@ -42,9 +42,9 @@ struct StepError {
     std::string message;
 };
 
-// The k most likely tokens of each position, k = `width` for all, missing ones -1 and -inf.
+// The k most likely tokens of each position, k = `width` for all, missing tokens -1 and -inf.
 struct TopTokens {
-    std::vector<float>   own;    // log-probability of the token itself, NaN where not requested
+    std::vector<float>   own;    // log-probability of the token itself, NaN if not requested
     std::vector<int32_t> ids;    // [n, width]
     std::vector<float>   values; // [n, width]
 };
@@ -55,14 +55,14 @@ struct StepOutput {
     TopTokens              drawn;
     TopTokens              scored;
     int32_t                width = 0;
-    std::vector<StepError> errors; // samplers that failed; what they drew before stands
-    std::vector<int32_t>   taken_back; // samplers of whose rows nothing is in memory, though what they drew stands
+    std::vector<StepError> errors; // samplers that failed; their earlier draws stand
+    std::vector<int32_t>   taken_back; // samplers with nothing of their rows in memory, though their draws stand
     int64_t                decode_us = 0;
     int64_t                sample_us = 0;
 };
 
-// Everything is checked before the pass. If the pass fails all rows are back where they were and no sampler has moved.
-// Rejected drafts are taken out of memory again, and where it cannot be cut there (recurrent state) their whole row with them.
+// Everything is checked before the pass. If the pass fails all rows are restored and no sampler has moved.
+// Rejected drafts are taken out of memory again, and if it cannot be cut there (recurrent state) their whole row with them.
 // A drawn end-of-generation token ends a burst.
 StepOutput step(Context & context, const StepInput & input);
 

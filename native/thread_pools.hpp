@@ -1,4 +1,4 @@
-// ggml's threads for the passes of one context: a pool for passes over one token, and one for larger ones.
+// ggml's threads for the passes of one context: a pool for passes over one token, and a pool for larger passes.
 //
 // The CPU backend holds the pool that it computed with last, and reads it once more when a pass brings another. So a pool
 // that was replaced lives until a pass has computed with its successor.

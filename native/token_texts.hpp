@@ -21,7 +21,7 @@ public:
     explicit TokenTexts(const Model & model);
     static std::shared_ptr<const TokenTexts> of(const std::shared_ptr<Model> & model); // shared by all callers
 
-    // With the texts of control tokens. Empty where the vocabulary has no texts.
+    // With the texts of control tokens. Empty if the vocabulary has no texts.
     std::string_view of_token(int32_t token) const {
         const size_t begin = ends_[static_cast<size_t>(token)];
         return std::string_view(bytes_).substr(begin, ends_[static_cast<size_t>(token) + 1] - begin);

@@ -44,7 +44,7 @@ Bytes one_of(std::string_view characters) {
     return bytes;
 }
 
-// What \d, \s and \w stand for, and their opposites; none for other letters.
+// The classes of \d, \s and \w, and their opposites; none for other letters.
 std::optional<Bytes> named_class(char letter) {
     switch (letter) {
         case 'd': return range('0', '9');
@@ -304,7 +304,7 @@ private:
     bool             in_ahead_   = false;
 };
 
-// Emits a program from its end: every part is given what comes after it.
+// Emits a program from its end: every part is given its continuation.
 class Emitter {
 public:
     Emitter(TriggerProgram & program, size_t & size_left) : program_(program), size_left_(size_left) {}
@@ -489,7 +489,7 @@ void TriggerSearch::put(Step & step, Thread thread) const {
     }
 }
 
-// Adds the places of a lookahead that are reached from one; true where it matches already.
+// Adds the places of a lookahead that are reached from a place; true if it matches already.
 bool TriggerSearch::enter(States & states, uint32_t pc, Step & step, bool at_end) const {
     States todo = {pc}, seen;
     while (!todo.empty()) {
@@ -558,7 +558,7 @@ void TriggerSearch::advance(std::string_view bytes, uint64_t & work_left) {
     }
 }
 
-// The text ends here, for $ and for what must not follow. What a thread cannot reach from a place, no other can.
+// The text ends here, for $ and for forbidden continuations. Places unreachable for a thread are unreachable for all others.
 std::optional<size_t> TriggerSearch::found(uint64_t & work_left) const {
     Step step(program_->code.size(), position_, work_left);
     for (const Thread & thread : threads_) {

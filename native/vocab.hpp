@@ -15,7 +15,7 @@
 
 namespace paceline {
 
-// The bytes of every token, one after the other: token i ends at ends[i].
+// The bytes of every token in a row: token i ends at ends[i].
 struct PieceTable {
     std::string              bytes;
     std::vector<std::size_t> ends;
@@ -50,7 +50,7 @@ public:
     std::vector<std::string>                         texts() const;
     std::vector<llama_token>                         eog() const; // end of generation, ascending
     std::vector<llama_token>                         suppressed() const;
-    std::vector<std::pair<std::string, llama_token>> special_tokens() const; // by name, only those there are
+    std::vector<std::pair<std::string, llama_token>> special_tokens() const; // by name, only existing tokens
 
 private:
     void require_token(llama_token token) const;

@@ -1,6 +1,6 @@
 // Second owners of cells, which keep a full-size sliding window cache (swa_full) complete.
 //
-// llama.cpp gives a cell that one sequence alone owns, and that its window has left, to whatever is computed next, even where
+// llama.cpp gives a cell that one sequence alone owns, and that its window has left, to the next computed token, even if
 // the cache has free cells, and drops all earlier positions of that sequence with it. It never takes a cell of two sequences.
 // So every sequence is shared with another id, n_seq_max above its own, before the window leaves a position. Needs the
 // context's mutex held.
@@ -19,11 +19,11 @@ public:
 
     // Before a batch computes positions [next, next + count) of a sequence.
     void before_batch(int32_t seq_id, int32_t next, int32_t count);
-    // After positions were added to a sequence: those that its window has left already are pinned.
+    // After positions were added to a sequence: positions that its window has left already are pinned.
     void added(int32_t seq_id);
     // After positions from `first` on were removed from a sequence.
     void removed(int32_t seq_id, int32_t first);
-    // After every sequence but `seq_id` was emptied, its pins too; -1: that one as well.
+    // After every sequence but `seq_id` was emptied, with its pins; -1: `seq_id` as well.
     void kept_only(int32_t seq_id);
 
 private:

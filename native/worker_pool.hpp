@@ -13,7 +13,7 @@ namespace paceline {
 
 class WorkerPool {
 public:
-    // Beside the caller; fewer where the system starts no more threads.
+    // In addition to the caller; fewer if the system starts no more threads.
     explicit WorkerPool(size_t num_workers);
     ~WorkerPool();
     WorkerPool(const WorkerPool &)             = delete;

@@ -134,7 +134,7 @@ template <typename Work> void in_parallel(int64_t count, size_t bytes, const Wor
         while (threads.size() + 1 < wanted) {
             threads.emplace_back(take);
         }
-    } catch (const std::exception &) { // of no threads or no memory for one: what there is does the work
+    } catch (const std::exception &) { // of no threads or no memory for another thread: the running threads do the work
     }
     take();
     for (std::thread & thread : threads) {
@@ -143,7 +143,7 @@ template <typename Work> void in_parallel(int64_t count, size_t bytes, const Wor
 }
 
 void set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
-    GGML_ASSERT(offset == 0 && size == ggml_nbytes(tensor)); // as llama.cpp loads tensors whose buffers are no host's
+    GGML_ASSERT(offset == 0 && size == ggml_nbytes(tensor)); // as llama.cpp loads tensors with buffers outside of the host
     Format format;
     GGML_ASSERT(has_format(tensor->type, format));
     const size_t group_bytes = packed_bytes(format, group_rows, tensor->ne[0]);
@@ -190,7 +190,7 @@ void install() {
     our_type()->device = device;
     std::vector<ggml_backend_buffer_type_t> & types = ggml_backend_cpu_get_extra_buffer_types();
     if (std::find(types.begin(), types.end(), our_type()) == types.end()) {
-        types.insert(types.begin(), our_type()); // before llama.cpp's own, which take what is left
+        types.insert(types.begin(), our_type()); // before llama.cpp's own, which take the rest
     }
 }
 

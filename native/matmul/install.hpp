@@ -11,17 +11,17 @@ namespace paceline::matmul {
 // Call once, before llama.cpp's list of buffer types is read (attention::install and any load do so).
 void install();
 
-// Names of the kernels that this processor can run, the fastest first; empty where there is none.
+// Names of the kernels that this processor can run, the fastest first; empty if there is none.
 std::vector<std::string> kernel_names();
 
-// Selects a kernel by its name from the next operation on; false where this processor cannot run it.
+// Selects a kernel by its name from the next operation on; false if this processor cannot run it.
 bool use_kernel(const std::string & name);
 
 // Whether weights that are loaded from now on are packed for our kernels. Weights that are packed stay so.
 void use_ours(bool wanted) noexcept;
-bool uses_ours() noexcept; // false as well where there is no kernel
+bool uses_ours() noexcept; // false as well if there is no kernel
 
-std::string kernel_name(); // of the kernel in use; empty where there is none
+std::string kernel_name(); // of the kernel in use; empty if there is none
 const Kernel * kernel_in_use();
 
 } // namespace paceline::matmul

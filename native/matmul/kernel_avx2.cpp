@@ -16,7 +16,7 @@ struct Avx2 {
     static constexpr int lanes = 8, tokens = 4;
     template <int num_tokens> static constexpr bool reads_in_order = num_tokens == 1; // 8 streams took 1.08 times as long in order
     static constexpr bool needs_prefetch(Format format) { return format != Format::q8_0; }
-    static constexpr int vectors(int tokens) { return tokens == 1 ? 4 : 2; } // what 16 registers hold
+    static constexpr int vectors(int tokens) { return tokens == 1 ? 4 : 2; } // the capacity of 16 registers
     static constexpr int next_tokens(int left) { return left == 5 || left == 6 ? 3 : left < 4 ? left : 4; }
 
     static KERNEL_INLINE I load(const uint8_t * from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from)); }
@@ -37,7 +37,7 @@ struct Avx2 {
     static KERNEL_INLINE __m128i eight_bytes(const uint8_t * from) { return _mm_loadl_epi64(reinterpret_cast<const __m128i *>(from)); }
     static KERNEL_INLINE F from_unsigned_bytes(const uint8_t * from) { return to_floats(_mm256_cvtepu8_epi32(eight_bytes(from))); }
     static KERNEL_INLINE F from_signed_bytes(const uint8_t * from) { return to_floats(_mm256_cvtepi8_epi32(eight_bytes(from))); }
-    static KERNEL_INLINE F from_exponents(const uint8_t * from) { // 2^(e - 128); 0 where no normal float is that small
+    static KERNEL_INLINE F from_exponents(const uint8_t * from) { // 2^(e - 128); 0 if no normal float is that small
         const I one = _mm256_set1_epi32(1), exponents = _mm256_cvtepu8_epi32(eight_bytes(from));
         return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_sub_epi32(_mm256_max_epi32(exponents, one), one), 23));
     }

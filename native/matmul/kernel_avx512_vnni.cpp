@@ -37,7 +37,7 @@ struct Avx512Vnni {
     static KERNEL_INLINE __m128i sixteen_bytes(const uint8_t * from) { return _mm_loadu_si128(reinterpret_cast<const __m128i *>(from)); }
     static KERNEL_INLINE F from_unsigned_bytes(const uint8_t * from) { return to_floats(_mm512_cvtepu8_epi32(sixteen_bytes(from))); }
     static KERNEL_INLINE F from_signed_bytes(const uint8_t * from) { return to_floats(_mm512_cvtepi8_epi32(sixteen_bytes(from))); }
-    static KERNEL_INLINE F from_exponents(const uint8_t * from) { // 2^(e - 128); 0 where no normal float is that small
+    static KERNEL_INLINE F from_exponents(const uint8_t * from) { // 2^(e - 128); 0 if no normal float is that small
         const I exponents = _mm512_cvtepu8_epi32(sixteen_bytes(from));
         return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_sub_epi32(_mm512_max_epi32(exponents, _mm512_set1_epi32(1)), _mm512_set1_epi32(1)), 23));
     }
@@ -67,7 +67,7 @@ struct Avx512Vnni {
         const int bits      = _mm512_reduce_max_epi32(larger);
         const Unit unit     = unit_of(value_at<float>(&bits));
         const F inverse     = _mm512_set1_ps(unit.inverse);
-        const I least       = _mm512_set1_epi32(-128); // NaN becomes the smallest int, and the sums of such would overflow
+        const I least       = _mm512_set1_epi32(-128); // NaN becomes the smallest int, and sums of it would overflow
         const I first       = _mm512_max_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(one, inverse)), least);
         const I second      = _mm512_max_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(two, inverse)), least);
         _mm_storeu_si128(reinterpret_cast<__m128i *>(to), _mm512_cvtsepi32_epi8(first));

@@ -4,10 +4,10 @@
 //
 // Isa has:  lanes, F (floats), I (int32 lanes or bytes), Codes (weights prepared for `dot`), tokens (of a register tile)
 //           reads_in_order<num_tokens>: whether the chunks of codes of 8 bits are read in the order of memory, or two apart
-//           needs_prefetch(format): whether one row of activations is not left to the processor's own prefetch
-//           load, store, broadcast ..., and Dot<bits>: sums of products of codes of so many bits. Where it has order_codes,
+//           needs_prefetch(format): whether one row of activations needs more than the processor's own prefetch
+//           load, store, broadcast ..., and Dot<bits>: sums of products of codes of that many bits. If it has order_codes,
 //           both chunks of a pair are multiplied at once: Dot has join, add_pair, separate and add_four.
-// Every output is one sum over blocks in their order, with the same operations whatever is computed beside it.
+// Every output is one sum over blocks in their order, with the same operations for any other outputs.
 
 #include <cstring>
 
@@ -29,14 +29,14 @@ template <typename T> KERNEL_INLINE T value_at(const void * from) {
     return value;
 }
 
-// The unit of 32 activations' codes, from their largest magnitude, and its inverse. Rounded to 11 bits, so that what comes before
+// The unit of 32 activations' codes, from their largest magnitude, and its inverse. Rounded to 11 bits, so that activations
 // may differ in its last bits, as sums in another order do, and yet give the same codes and units: products hand no noise on.
 struct Unit {
     float value, inverse;
 };
 
 KERNEL_INLINE Unit unit_of(float largest) {
-    if (!(largest > 1e-35f)) { // zeros, and what has no inverse
+    if (!(largest > 1e-35f)) { // zeros, and numbers without an inverse
         return {largest * 0, 0};
     }
     const float exact   = largest / 127;
@@ -65,7 +65,7 @@ KERNEL_INLINE void add_products(typename Dot::Sum (&sums)[vectors][tokens], cons
     }
 }
 
-// The same for both chunks of a pair, where their products can be added before they are widened.
+// The same for both chunks of a pair, if their products can be added before they are widened.
 template <typename Isa, typename Dot>
 constexpr bool adds_both = requires(typename Dot::Sum sum, typename Isa::I codes) { Dot::add_both(sum, codes, codes, codes, codes); };
 
@@ -83,7 +83,7 @@ KERNEL_INLINE void add_both(typename Dot::Sum (&sums)[vectors][tokens], const ty
     }
 }
 
-// One row of activations waits for memory. Every line is prefetched, those with scales too: a few with each pair, since many at once
+// One row of activations waits for memory. Every line is prefetched, lines with scales too: a few with each pair, since many at once
 // are more misses than a core has open. Which formats are better left to the processor's own prefetch was measured (ADR 0056).
 constexpr int prefetched_bytes = 6144;
 
@@ -294,7 +294,7 @@ constexpr int spins = 12; // independent sums: more than the latency of an instr
 // Each step hides an operand: else sums would be known to be equal, and one of them computed.
 template <typename Isa> int64_t spin_dots(int64_t count) {
     using Dot = typename Isa::template Dot<4>;
-    constexpr int num_sums = sizeof(typename Dot::Sum) > sizeof(typename Isa::I) ? spins / 2 : spins; // what the registers hold
+    constexpr int num_sums = sizeof(typename Dot::Sum) > sizeof(typename Isa::I) ? spins / 2 : spins; // the capacity of the registers
     typename Isa::I codes = Isa::masked(~typename Isa::I{}, 0x0f), activations = Isa::masked(codes, 0x01);
     typename Dot::Sum sums[1][num_sums];
     for (auto & sum : sums[0]) {

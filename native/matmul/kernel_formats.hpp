@@ -9,7 +9,7 @@
 namespace paceline::matmul {
 namespace {
 
-// What the codes of a format's blocks are: pair p of a vector of rows gives chunks first(p) and second(p). tokens: rows of
+// The codes of a format's blocks: pair p of a vector of rows gives chunks first(p) and second(p). tokens: rows of
 // activations that they are multiplied with.
 template <typename Isa, int tokens> struct Bytes {
     static constexpr int bits = 8, scales = 1, bytes = 32 * group_rows;
@@ -75,7 +75,7 @@ template <typename Isa, int tokens> struct SixBits { // two scales a block, so b
     }
 };
 
-// A format's scales: `at` gives those of part `part` (block, and half of it where there are two scales) of a superblock.
+// A format's scales: `at` gives the scales of part `part` (block, and half of it if there are two scales) of a superblock.
 template <typename Isa> struct OneScale {
     using F = typename Isa::F;
     static constexpr int bytes = 2 * group_rows;

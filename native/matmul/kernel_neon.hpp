@@ -37,7 +37,7 @@ struct Neon {
     static constexpr int lanes = 4, tokens = 8;
     template <int> static constexpr bool reads_in_order = false; // i8mm takes chunks apart, and nothing of this was timed
     static constexpr bool needs_prefetch(Format) { return true; }
-    static constexpr int vectors(int tokens) { return tokens <= 4 ? 4 : 2; } // what 32 registers hold
+    static constexpr int vectors(int tokens) { return tokens <= 4 ? 4 : 2; } // the capacity of 32 registers
     static constexpr int next_tokens(int left) { return left; }
 
     static KERNEL_INLINE int8x16_t bytes(I numbers) { return vreinterpretq_s8_s32(numbers); }
@@ -65,7 +65,7 @@ struct Neon {
     static KERNEL_INLINE F from_signed_bytes(const uint8_t * from) {
         return to_floats(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(four_bytes(from))))));
     }
-    static KERNEL_INLINE F from_exponents(const uint8_t * from) { // 2^(e - 128); 0 where no normal float is that small
+    static KERNEL_INLINE F from_exponents(const uint8_t * from) { // 2^(e - 128); 0 if no normal float is that small
         return vreinterpretq_f32_u32(vshlq_n_u32(vqsubq_u32(from_four_bytes(from), vdupq_n_u32(1)), 23));
     }
     static KERNEL_INLINE F multiply_add(F a, F b, F c) { return vfmaq_f32(c, a, b); }

@@ -21,7 +21,7 @@ struct NeonI8mm : Neon {
         vst1q_u8(codes + 16, vreinterpretq_u8_u32(has_halves ? vzip1q_u32(third, fourth) : vzip2q_u32(third, fourth)));
     }
 
-    // Of two rows of activations (an even one and the next) the sums of rows 0 and 1 of a vector are together, and those of 2 and 3.
+    // Of two rows of activations (an even row and the next) the sums of rows 0 and 1 of a vector are together, and those of 2 and 3.
     // An odd last row of activations is summed as Neon does. Sums of integers are the same either way.
     template <int bits> struct Dot : Neon::Dot<bits> {
         using Sum = I;
@@ -36,7 +36,7 @@ struct NeonI8mm : Neon {
             }
         }
 
-        // 8 columns of two rows of weights times those of two rows of activations.
+        // 8 columns of two rows of weights times 8 columns of two rows of activations.
         static KERNEL_INLINE void add_four(Sum & sum, I weights, I activations) { sum = vmmlaq_s32(sum, bytes(weights), bytes(activations)); }
 
         template <int vectors, int tokens>

@@ -27,7 +27,7 @@ void put_half(uint8_t * to, int index, uint16_t half) { std::memcpy(to + 2 * ind
 
 constexpr uint32_t every_byte(uint32_t byte) { return byte * 0x01010101u; }
 
-// Nibbles of 16 bytes: the low ones are columns 0 to 15, the high ones 16 to 31.
+// Nibbles of 16 bytes: low nibbles are columns 0 to 15, high nibbles 16 to 31.
 Codes split_nibbles(const uint8_t * from) {
     Codes codes;
     for (int c = 0; c < 4; ++c) {

@@ -1,4 +1,4 @@
-// Weights as the kernels read them: groups of 32 rows, whose codes of the same columns lie side by side.
+// Weights as the kernels read them: groups of 32 rows, with codes of the same columns side by side.
 //
 // A group is a sequence of blocks (32 columns) or superblocks (256 columns), each of them, for its 32 rows:
 //
@@ -29,7 +29,7 @@ inline constexpr int block_columns = 32;
 
 enum class Format { q8_0, q4_0, q5_0, iq4_nl, iq4_xs, mxfp4, q4_k, q5_k, q6_k, count };
 
-// How a format's weights are laid out and what a product needs to know of them.
+// The layout of a format's weights, and the facts that a product needs.
 struct FormatInfo {
     ggml_type type;
     int columns;      // of a block or superblock
@@ -40,7 +40,7 @@ struct FormatInfo {
 
 const FormatInfo & info_of(Format format);
 
-// Whether weights of a type can be packed, and as what.
+// Whether weights of a type can be packed, and the format.
 bool has_format(ggml_type type, Format & format);
 
 // Bytes of so many packed rows.

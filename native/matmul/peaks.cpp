@@ -16,7 +16,7 @@ constexpr int num_rounds       = 5;
 constexpr int64_t num_words    = 1 << 24; // of 8 bytes, a thread: more than any cache has
 constexpr int64_t num_products = 1 << 29; // so many take far longer than to begin a thread
 
-// Joined also where one of them cannot be begun. (std::jthread is not everywhere.)
+// Joined also if a thread cannot be started. (std::jthread is not everywhere.)
 struct Threads {
     std::vector<std::thread> running;
 

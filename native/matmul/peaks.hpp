@@ -1,4 +1,4 @@
-// What the machine can do at most, measured: the lines that a product's speed is compared with.
+// The machine's measured limits, with which a product's speed is compared.
 #pragma once
 
 #include "kernel.hpp"
@@ -11,7 +11,7 @@ struct Peaks {
     double float_dots;  // likewise of floats
 };
 
-// With so many threads; takes about a second. kernel: whose instructions are measured.
+// With this many threads; takes about a second. kernel: the kernel with the measured instructions.
 Peaks measure_peaks(const Kernel & kernel, int num_threads);
 
 } // namespace paceline::matmul

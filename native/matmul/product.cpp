@@ -20,7 +20,7 @@ template <typename T> T * at(const ggml_tensor * tensor, int64_t i1, int64_t i2,
     return reinterpret_cast<T *>(static_cast<char *>(tensor->data) + i1 * tensor->nb[1] + i2 * tensor->nb[2] + i3 * tensor->nb[3]);
 }
 
-// A row of activations and where its products go.
+// A row of activations and the address of its products.
 struct RowPair {
     const float * from;
     float * to;

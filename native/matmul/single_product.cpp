@@ -74,7 +74,7 @@ SingleProduct::Result SingleProduct::run() const {
     ggml_backend_tensor_set(w, weights, 0, ggml_nbytes(w));
     ggml_cgraph * graph = ggml_new_graph(tensors.get());
     ggml_build_forward_expand(graph, out);
-    std::memset(out->data, 0xff, ggml_nbytes(out)); // NaN: what is not computed shows
+    std::memset(out->data, 0xff, ggml_nbytes(out)); // NaN: missing outputs show
     result.seconds = compute_timed(graph, num_threads, threads.get(), num_times);
     const float * outputs = static_cast<const float *>(out->data);
     result.outputs.assign(outputs, outputs + num_rows_x * num_rows);

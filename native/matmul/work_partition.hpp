@@ -12,7 +12,7 @@ constexpr int64_t num_parts(int64_t whole, int64_t part) { return (whole + part 
 inline constexpr int64_t many_tiles = 8; // from here on it costs little to read a group again
 inline constexpr int64_t items_per_thread = 8, items_per_thread_of_many_tiles = 32; // at least, if tiles allow
 
-// The products of one matrix, in items: a group of its weights times a range of tiles. A group is divided where there are few
+// The products of one matrix, in items: a group of its weights times a range of tiles. A group is divided if there are few
 // of them for the threads, and sooner with many tiles.
 struct MatrixItems {
     int64_t num_tiles, range = 0, num_ranges = 0, count = 0; // range: tiles of an item
@@ -31,11 +31,11 @@ struct MatrixItems {
 // begin with long pieces of memory and end within an item of each other.
 class GuidedRuns {
   public:
-    // With two threads a run is a fourth of what is left; with n threads 1 / 2n, by a power of two.
+    // With two threads a run is a fourth of the rest; with n threads 1 / 2n, by a power of two.
     constexpr GuidedRuns(int64_t num_items, int num_threads)
         : num_items_(num_items), shift_(std::bit_width(static_cast<unsigned>(2 * num_threads - 1))) {}
 
-    // Goes on to a run behind the one before. False where there is none.
+    // Goes on to the next run. False if there is none.
     constexpr bool advance_to(int64_t run) {
         for (; run_ < run && end_ < num_items_; ++run_) {
             begin_ = end_;

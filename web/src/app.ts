@@ -3,7 +3,7 @@ import { ConversationDatabase } from "./conversations/database";
 import { ConversationStore } from "./conversations/store";
 import { ServerFacts } from "./server_facts";
 
-/** What all of the page shares. */
+/** State shared by the whole page. */
 export interface App {
   store: ConversationStore;
   server: ServerFacts;

@@ -5,7 +5,7 @@ import type { ModelEntry, ModelFacts, PageFacts } from "./api/types";
 
 const RETRY_MS = 2000;
 
-/** What the page knows of the server and its models. It asks again while there is no answer, or a model loads. */
+/** The page's facts about the server and its models. It asks again while there is no answer, or a model loads. */
 export class ServerFacts {
   readonly page: Signal<PageFacts | null> = signal(null);
   /** Why the server is not known; null: it is. */
@@ -37,7 +37,7 @@ export class ServerFacts {
     return page?.models.find((one) => one.id === wanted || one.aliases.includes(wanted)) ?? page?.models[0];
   }
 
-  /** Return what is known of a model; null: nothing yet, as while it is not loaded. */
+  /** Return the facts of a model; null: none yet, as while it is not loaded. */
   model(name: string): ReadonlySignal<ModelFacts | null> {
     let facts = this.#models.get(name);
     if (!facts) {

@@ -12,7 +12,7 @@ import { KeyDialog } from "./ui/key_dialog";
 import { goTo, route } from "./ui/route";
 import { Sidebar } from "./ui/sidebar";
 
-/** The page: the sidebar, the view that is open, and what lies above both. */
+/** The page: the sidebar, the open view, and the layers above both. */
 export function Shell({ app }: { app: App }): VNode {
   const [hasSidebar, setSidebar] = useState(false);
   const menuButton = useRef<HTMLButtonElement>(null);

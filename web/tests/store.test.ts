@@ -10,7 +10,7 @@ import { exportText, parseImport } from "../src/conversations/transfer";
 const event = (content: string): string =>
   `data: ${JSON.stringify({ choices: [{ delta: { content }, finish_reason: null }] })}\n\n`;
 
-/** A server that sends back the last message, and keeps what it was sent. */
+/** A server that sends back the last message, and keeps its requests. */
 class Echo implements Transport {
   bodies: Array<Record<string, any>> = [];
 

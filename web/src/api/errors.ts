@@ -1,4 +1,4 @@
-/** What went wrong with a request, in the words of the server. */
+/** The error of a request, in the words of the server. */
 export class ApiError extends Error {
   constructor(
     message: string,
@@ -22,7 +22,7 @@ interface ErrorBody {
   param?: unknown;
 }
 
-/** Read an error of any of the server's shapes; what is not one becomes a sentence about its status. */
+/** Parse an error of any of the server's shapes; other bodies become a sentence about the status. */
 export function errorOfBody(body: unknown, status: number): ApiError {
   const inner = typeof body === "object" && body !== null ? (body as { error?: unknown }).error : undefined;
   if (typeof inner === "string") return new ApiError(inner, status);

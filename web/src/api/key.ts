@@ -2,7 +2,7 @@ import { signal } from "@preact/signals";
 
 const NAME = "paceline-api-key";
 
-let kept = ""; // where storage is blocked: as long as the page
+let kept = ""; // if storage is blocked: as long as the page
 
 /** Why a key is asked for; null: it is not. */
 export const keyQuestion = signal<string | null>(null);
@@ -18,7 +18,7 @@ export function apiKey(): string {
   }
 }
 
-/** Ask for a key and wait for it. Resolves to false where the question is dismissed; rejects where that is aborted. */
+/** Ask for a key and wait for it. Resolves to false if the question is dismissed; rejects if it is aborted. */
 export function askForKey(reason: string, abort?: AbortSignal | null): Promise<boolean> {
   abort?.throwIfAborted();
   keyQuestion.value = reason;

@@ -55,13 +55,13 @@ export function startStream(path: string, body: unknown, id: string, abort: Abor
   return request(path, { method: "POST", headers, body: JSON.stringify(body), signal: abort });
 }
 
-/** What became of a stream: it can be read on; it is gone; the server does not respond. */
+/** The state of a stream: it can be read on; it is gone; the server does not respond. */
 export type Resumed = { kind: "stream"; response: Response } | { kind: "gone" } | { kind: "unreachable"; error: ApiError };
 
-// What the server says of a stream, or of a part of one, that it does not have; anything else is no word of the stream.
+// The server's statuses for a missing stream, or a missing part of a stream; other statuses are not about the stream.
 const GONE = new Set(["stream_not_found", "offset_lost"]);
 
-/** Read a stream on from a byte. Throws an `ApiError` that says nothing of the stream, such as of a key. */
+/** Read a stream on from a byte. Throws an `ApiError` that is not about the stream, for example about a key. */
 export async function resumeStream(id: string, offset: number, abort: AbortSignal): Promise<Resumed> {
   try {
     const path = `v1/stream?conv_id=${encodeURIComponent(id)}&from=${offset}`;

@@ -19,7 +19,7 @@ export class EventParser {
   #consumed: number;
   readonly #decoder = new TextDecoder();
 
-  /** offset: the number of bytes of the stream before those that are pushed. */
+  /** offset: the number of bytes of the stream before the pushed bytes. */
   constructor(offset = 0) {
     this.#consumed = offset;
   }
@@ -67,7 +67,7 @@ function joined(first: Uint8Array, second: Uint8Array): Uint8Array {
   return all;
 }
 
-/** Return where the line ends that begins at `start`; -1: not yet. A CR at the very end waits for a LF that may follow. */
+/** Return the end of the line that begins at `start`; -1: not yet. A CR at the very end waits for a LF that may follow. */
 function lineEnd(buffer: Uint8Array, start: number): number {
   for (let at = start; at < buffer.length; at++) {
     if (buffer[at] === LF) return at;

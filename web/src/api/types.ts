@@ -50,7 +50,7 @@ export interface ModelEntry {
   error: string | null;
 }
 
-/** What `/v1/engine/page` has of a server. */
+/** The body of `/v1/engine/page`. */
 export interface PageFacts {
   version: string;
   tenant: string;
@@ -74,7 +74,7 @@ export interface ParameterField {
   help: string;
 }
 
-/** What `/v1/engine/model` has of a model that is loaded. */
+/** The body of `/v1/engine/model`, about a loaded model. */
 export interface ModelFacts {
   id: string;
   modalities: string[];

@@ -12,7 +12,7 @@ export async function attachmentsOf(files: Iterable<File>, model: ModelFacts | n
   return found;
 }
 
-/** Throw where a model takes no files of this kind. */
+/** Throw if a model takes no files of this kind. */
 export function checkKind(kind: Attachment["kind"], model: ModelFacts | null): void {
   if (!model || model.modalities.includes(kind)) return;
   const what = kind === "image" ? "images" : "audio";

@@ -19,7 +19,7 @@ interface Props {
   menu: VNode;
 }
 
-/** A conversation: its messages, where the next one is written, and its settings. */
+/** A conversation: its messages, the composer of the next message, and its settings. */
 export function ChatView({ app, opened, menu }: Props): VNode {
   const [hasSettings, setSettings] = useState(false);
   const settingsButton = useRef<HTMLButtonElement>(null);
@@ -111,7 +111,7 @@ function ServerNotice({ app, opened }: { app: App; opened: OpenConversation }): 
   return null;
 }
 
-/** Have a screen reader hear that a reply has begun, and what it says once it is whole. */
+/** Have a screen reader announce that a reply has begun, and its text once it is whole. */
 function useAnnouncedReplies(app: App, opened: OpenConversation): void {
   const running = useRef(new Set<string>());
   useSignalEffect(() => {

@@ -15,7 +15,7 @@ interface Draft {
 }
 
 const EMPTY: Draft = { text: "", attachments: [] };
-const drafts = new Map<string, ReturnType<typeof signal<Draft>>>(); // what is typed in each conversation
+const drafts = new Map<string, ReturnType<typeof signal<Draft>>>(); // the typed text of each conversation
 
 function draftOf(id: string): ReturnType<typeof signal<Draft>> {
   let draft = drafts.get(id);
@@ -32,7 +32,7 @@ interface Props {
   onSent: () => void;
 }
 
-/** Where messages are written. Enter sends, Shift+Enter begins a line, Escape stops the reply. */
+/** The composer of messages. Enter sends, Shift+Enter begins a line, Escape stops the reply. */
 export function Composer({ app, opened, onSent }: Props): VNode {
   const draft = draftOf(opened.id);
   const { text, attachments } = draft.value ?? EMPTY;

@@ -7,9 +7,9 @@ import { MessageView } from "./message_view";
 
 const FIRST = 40; // messages that are drawn at once
 const MORE = 60; // that are added above whenever the browser has time
-const NEAR_PX = 60; // from the end: what comes is followed
+const NEAR_PX = 60; // from the end: new text is followed
 
-/** The messages of the path that is shown. The newest are there at once; the older ones follow while nothing else is to do. */
+/** The messages of the shown path. The newest are shown at once; older messages follow while nothing else is to do. */
 export function MessageList({ app, opened }: { app: App; opened: OpenConversation }): VNode {
   const path = opened.path.value;
   const [drawn, setDrawn] = useState(FIRST);

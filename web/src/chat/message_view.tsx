@@ -25,7 +25,7 @@ interface Props {
   isLast: boolean;
 }
 
-/** One message with what can be done with it. Drawn again only when it changes itself. */
+/** One message with its actions. Drawn again only when it changes itself. */
 export const MessageView = memo(function MessageView({ app, opened, id, isLast }: Props): VNode | null {
   const [isEditing, setEditing] = useState(false);
   // Computed, so that a reply that begins or ends draws itself again, and not all messages.
@@ -133,7 +133,7 @@ function PhaseLine({ phase, hasText }: { phase: Phase | undefined; hasText: bool
   );
 }
 
-/** Return what a reply waits for, in words; null: for nothing, it is written. */
+/** Return the reason why a reply waits, in words; null: it does not wait. */
 export function phaseText(phase: Phase | undefined, hasText: boolean): string | null {
   if (!phase) return "Another tab has this reply.";
   switch (phase.kind) {

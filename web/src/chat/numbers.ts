@@ -1,7 +1,7 @@
 import type { Message } from "../conversations/model";
 import { shownCount, shownRate } from "../ui/shown";
 
-/** Return what a reply cost, as short texts with their explanations. */
+/** Return the cost of a reply, as short texts with their explanations. */
 export function costsOf(message: Message): Array<{ text: string; help: string; isCached?: boolean }> {
   const { usage, timings } = message;
   if (!usage) return [];

@@ -14,7 +14,7 @@ interface Props {
   onClose: () => void;
 }
 
-/** What a conversation sends along: system message, parameters, schema, tools. Fields that are empty are up to the server. */
+/** A conversation's settings: system message, parameters, schema, tools. The server decides empty fields. */
 export function SettingsPanel({ app, opened, onClose }: Props): VNode {
   const facts = opened.facts.value;
   const model = app.server.model(facts.model).value;
@@ -85,7 +85,7 @@ export function SettingsPanel({ app, opened, onClose }: Props): VNode {
   );
 }
 
-/** What is sent along and has no field here: of a conversation that was imported, or of another model. */
+/** Sent parameters without a field here: of a conversation that was imported, or of another model. */
 function OtherParameters(props: { parameters: Parameters; known: readonly ParameterField[]; onDrop: (name: string) => void }): VNode | null {
   const names = new Set(props.known.map((one) => one.name));
   const others = Object.entries(props.parameters).filter(([name]) => !names.has(name));
@@ -230,7 +230,7 @@ interface TextProps {
   onChange: (value: string) => void;
 }
 
-/** A longer text. What is not valid is kept in the field and not taken. */
+/** A longer text. An invalid text is kept in the field and not taken. */
 function TextField({ label, help, value, placeholder = "", isCode = false, check, onChange }: TextProps): VNode {
   const [text, setText] = useState(value);
   const [problem, setProblem] = useState<string | null>(null);

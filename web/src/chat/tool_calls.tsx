@@ -15,7 +15,7 @@ interface Props {
   isLast: boolean;
 }
 
-/** The tools that a reply calls; a person plays the tools, and sends back what they return. */
+/** The tools that a reply calls; a person plays the tools, and sends back their results. */
 export function ToolCalls({ app, opened, message, calls, isLast }: Props): VNode {
   const [results, setResults] = useState<Record<string, string>>({});
   const isAnswerable = isLast && message.state === "done";

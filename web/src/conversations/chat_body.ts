@@ -5,7 +5,7 @@ const CONSTRAINTS = ["json_schema", "grammar", "regex", "lark", "choice"] as con
 
 type Part = Record<string, unknown>;
 
-/** What a reply is continued from, when its stream is lost. tokens: generated so far. */
+/** The state from which a reply is continued, when its stream is lost. tokens: generated so far. */
 export interface Begun {
   content: string;
   reasoning: string;
@@ -34,7 +34,7 @@ export function chatBody(conversation: Conversation, path: readonly Message[], b
   return body;
 }
 
-/** Return whether a reply that is lost can be continued where it was; otherwise it starts again. */
+/** Return whether a lost reply can be continued at its end; otherwise it starts again. */
 export function canContinue(conversation: Conversation, message: Message): boolean {
   const { parameters, schema } = conversation;
   // A grammar begins at the first character.

@@ -1,7 +1,7 @@
 import type { ChatEvent, ToolCall, ToolCallDelta } from "../api/types";
 import type { Message } from "./model";
 
-/** Return a reply with what an event adds to it. tokens: generated before this stream, where the reply is a continued one. */
+/** Return a reply with an event's additions. tokens: generated before this stream, if the reply is continued. */
 export function withEvent(message: Message, event: ChatEvent, tokens = 0): Message {
   const next = { ...message };
   if (event.model) next.model = event.model;
@@ -16,13 +16,13 @@ export function withEvent(message: Message, event: ChatEvent, tokens = 0): Messa
   return next;
 }
 
-/** Return notes with one more, where it is not among them already. */
+/** Return notes with another note, if it is not among them already. */
 export function withNote(notes: readonly string[] | undefined, note: string): string[] {
   const before = notes ?? [];
   return before.includes(note) ? [...before] : [...before, note];
 }
 
-/** Return a reply as it is before its first event: what starts it again keeps its place and its notes. */
+/** Return a reply in its state before the first event: a restart keeps its place and its notes. */
 export function emptied(message: Message): Message {
   const { conversation, createdAt, id, parent, role, state } = message;
   return { id, conversation, parent, role, state, createdAt, content: "", ...(message.notes && { notes: message.notes }) };

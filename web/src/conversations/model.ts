@@ -12,7 +12,7 @@ export interface Attachment {
   url: string;
 }
 
-/** Where the stream of a reply can be read on. offset: bytes whose events are in the message already. */
+/** The place at which a reply's stream can be read on. offset: bytes of the events that are in the message already. */
 export interface StreamPosition {
   id: string;
   offset: number;
@@ -29,11 +29,11 @@ export interface Message {
   reasoning?: string;
   attachments?: Attachment[];
   toolCalls?: ToolCall[];
-  /** Of a message of the role tool: the call whose result it is. */
+  /** For a message of the role tool: the call of the result. */
   toolCallId?: string;
   model?: string;
   error?: string;
-  /** What a reader has to know about how the reply came about: interruptions, warnings of the server. */
+  /** Notes for a reader about the making of the reply: interruptions, warnings of the server. */
   notes?: string[];
   stream?: StreamPosition;
   usage?: Usage;
@@ -41,7 +41,7 @@ export interface Message {
   finishReason?: string;
 }
 
-/** Parameters of requests by the names of the API; what is absent is up to the server. */
+/** Parameters of requests by the names of the API; the server decides absent parameters. */
 export type Parameters = Record<string, ParameterValue>;
 
 export type ParameterValue = number | string | boolean | readonly unknown[] | { readonly [name: string]: unknown };
@@ -59,11 +59,11 @@ export interface Conversation {
   schema: string;
   /** JSON of a list of tools that the model may call; empty: none. */
   tools: string;
-  /** Which of a message's successors is shown: by the parent's id, "" for the first message. */
+  /** The shown successor of a message: by the parent's id, "" for the first message. */
   chosen: Record<string, string>;
 }
 
-/** Return a new id, also where the page is not in a secure context. */
+/** Return a new id, also if the page is not in a secure context. */
 export function newId(): string {
   const bytes = crypto.getRandomValues(new Uint8Array(12));
   return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");

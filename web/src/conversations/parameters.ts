@@ -11,7 +11,7 @@ export function shownDefault(field: ParameterField): string {
   return typeof value === "object" ? JSON.stringify(value) : String(value);
 }
 
-/** Return a parameter from what was typed; null: nothing was. Throws with a sentence where it is not valid. */
+/** Return a parameter from the typed text; null: no text. Throws with a sentence if it is not valid. */
 export function parseParameter(field: ParameterField, text: string): ParameterValue | null {
   switch (field.type) {
     case "texts": {
@@ -48,7 +48,7 @@ export function shownParameter(parameters: Parameters, field: ParameterField): s
   return typeof value === "object" ? JSON.stringify(value) : String(value);
 }
 
-/** Return JSON from what was typed; undefined: nothing was. Throws with a sentence. */
+/** Return JSON from the typed text; undefined: no text. Throws with a sentence. */
 export function parseJson(text: string, kind: "object" | "list" | "any"): unknown {
   if (text.trim() === "") return undefined;
   let value: unknown;

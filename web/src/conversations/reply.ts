@@ -7,7 +7,7 @@ import type { Begun } from "./chat_body";
 import { emptied, withEvent, withNote } from "./delta";
 import type { Message } from "./model";
 
-/** What a reply waits for. share: of the prompt that is computed, 0 to 1. */
+/** The reason why a reply waits. share: of the prompt that is computed, 0 to 1. */
 export type Phase =
   | { kind: "sending" }
   | { kind: "reading"; share: number; total: number }
@@ -23,9 +23,9 @@ export interface Transport {
   wait(ms: number, abort: AbortSignal): Promise<void>;
 }
 
-/** Where a reply gets its bodies from, and where it goes. */
+/** The source of a reply's bodies, and the receiver of its text. */
 export interface ReplyHost {
-  /** The body of its request; of one that continues it, where `begun` is given. */
+  /** The body of its request; with `begun` of a request that continues it. */
   body(begun?: Begun): Record<string, unknown>;
   canContinue(message: Message): boolean;
   /** Called with each new state of the message. isFinal: it is the last one. */
@@ -35,7 +35,7 @@ export interface ReplyHost {
 const FIRST_WAIT_MS = 300;
 const MOST_WAIT_MS = 4000;
 const MOST_FRUITLESS = 5; // requests in a row of which the server says that it ends them, without anything new
-// Ends of a stream by which a server that goes away says so: what it had generated goes on elsewhere.
+// Ends of a stream of a server that goes away: its text goes on elsewhere.
 const ENDED_BY_SERVER = new Set(["shutdown", "engine_stopped", "engine_died", "model_unloaded", "offset_lost"]);
 
 const CONTINUED = "The server lost this stream, as it does when it is restarted. The reply went on from where it was.";
@@ -58,7 +58,7 @@ export class Reply {
   #tokensBefore = 0;
   #numFruitless = 0; // connections and requests since something new came
   #isAccepted = false; // the server has begun to respond: from then on it is worth to wait for it
-  #isStreamKnown = true; // what became of the stream; else it is kept, to go on later
+  #isStreamKnown = true; // the state of the stream; else it is kept, to go on later
 
   constructor(
     private message: Message,
@@ -70,7 +70,7 @@ export class Reply {
     return this.message.id;
   }
 
-  /** Generate the whole reply, or go on with one whose stream was interrupted. Never throws. */
+  /** Generate the whole reply, or go on with an interrupted reply. Never throws. */
   async run(): Promise<void> {
     try {
       await (this.message.stream ? this.#goOn() : this.#start());
@@ -81,7 +81,7 @@ export class Reply {
     }
   }
 
-  /** End the reply; what was generated stays. */
+  /** End the reply; its text stays. */
   stop(): void {
     this.#abort.abort();
     if (this.message.stream) void this.transport.end(this.message.stream.id);

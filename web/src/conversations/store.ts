@@ -10,7 +10,7 @@ import { MessageTree } from "./tree";
 const SHOW_MS = 33; // between two drawings of a reply that grows
 const SAVE_MS = 400; // between two writes of a reply that grows
 
-/** A conversation that is in memory: what is shown, or has a reply that is generated. */
+/** A conversation in memory: it is shown, or generates a reply. */
 export class OpenConversation {
   readonly facts: Signal<Conversation>;
   /** The ids of the messages that are shown, in order. */
@@ -75,7 +75,7 @@ export class OpenConversation {
   /** Remove a message and all that follows it; return their ids. */
   remove(id: string): string[] {
     const removed = this.tree.remove(id);
-    this.path.value = this.tree.path(); // before what it has led to is gone
+    this.path.value = this.tree.path(); // before its descendants are gone
     for (const one of removed) {
       this.#messages.delete(one);
       this.#removed.add(one);
@@ -100,12 +100,12 @@ export class ConversationStore {
   readonly replies: Signal<ReadonlyMap<string, Reply>> = signal(new Map());
   /** The conversations with a reply that is generated here. */
   readonly busy: ReadonlySignal<ReadonlySet<string>>;
-  /** What could not be saved; null: nothing. */
+  /** The error of saving; null: none. */
   readonly failure: Signal<string | null> = signal(null);
   readonly #open = new Map<string, Promise<OpenConversation | null>>();
   readonly #places = new Map<string, string>(); // conversations of replies
   readonly #saves = new Map<string, { timer: ReturnType<typeof setTimeout>; opened: OpenConversation }>();
-  readonly #unshown = new Map<string, Message>(); // what replies have become since they were drawn
+  readonly #unshown = new Map<string, Message>(); // changed replies that were not drawn yet
   readonly #writes = new Set<Promise<void>>();
   readonly #tabs: TabChannel;
 
@@ -164,7 +164,7 @@ export class ConversationStore {
     await this.reply(opened, parent);
   }
 
-  /** Generate a reply behind a message; beside those that there are, a further branch. */
+  /** Generate a reply after a message, as a new branch. */
   async reply(opened: OpenConversation, parent: string): Promise<void> {
     if (opened.lacks(parent)) return;
     const message: Message = { ...this.#newMessage(opened, parent, "assistant"), state: "streaming" };
@@ -172,7 +172,7 @@ export class ConversationStore {
     await this.#run(opened, message);
   }
 
-  /** Go on with a reply that failed before the server said what became of its stream. */
+  /** Go on with a reply that failed before the server reported the state of its stream. */
   async goOn(opened: OpenConversation, id: string): Promise<void> {
     if (opened.has(id) && opened.message(id).peek().stream) await this.#takeOver(opened, opened.message(id).peek());
   }
@@ -268,13 +268,13 @@ export class ConversationStore {
     );
   }
 
-  /** Write now what waits to be written. */
+  /** Write pending changes now. */
   async flush(): Promise<void> {
     await Promise.all([...this.#saves].map(([id, { opened }]) => this.#saveNow(opened, id)));
     await Promise.all(this.#writes);
   }
 
-  /** Write what waits to be written, and hear no more of other tabs. */
+  /** Write pending changes, and hear no more of other tabs. */
   async close(): Promise<void> {
     this.#tabs.close();
     await this.flush();
@@ -330,7 +330,7 @@ export class ConversationStore {
     return path.map((id) => opened.message(id).peek());
   }
 
-  /** Show and save what a reply has become: a stream changes hundreds of times a second, and is drawn far less often. */
+  /** Show and save a changed reply: a stream changes hundreds of times a second, and is drawn far less often. */
   #changed(opened: OpenConversation, message: Message, isFinal: boolean): void {
     if (!opened.has(message.id)) return; // it was deleted meanwhile
     const isWaiting = this.#unshown.has(message.id);
@@ -408,7 +408,7 @@ export class ConversationStore {
   async #otherTab(message: TabMessage): Promise<void> {
     if (message.kind === "deleted") {
       await this.#letGo(message.conversation);
-      await this.#saving(() => this.database.deleteConversation(message.conversation)); // what this tab has saved since
+      await this.#saving(() => this.database.deleteConversation(message.conversation)); // changes that this tab has saved since
       return;
     }
     if (message.kind === "list") {
@@ -428,24 +428,24 @@ export class ConversationStore {
     // Which branches are shown is each tab's own affair.
     if (isNew) opened.facts.value = { ...facts, chosen: opened.tree.chosen };
     if (message.kind === "facts") return;
-    if (message.kind === "removed") return this.#removeBranch(opened, message.message); // with what was added here since
+    if (message.kind === "removed") return this.#removeBranch(opened, message.message); // with additions of this tab since
     if (this.replies.peek().has(message.message)) return;
     const saved = await this.database.message(message.message);
     if (!saved || opened.lacks(saved.parent) || opened.wasRemoved(saved.id)) return;
     const isKnown = opened.has(saved.id);
     opened.put(saved, false);
     opened.path.value = opened.tree.path();
-    // Once the other tab lets go of it, as it is closed.
+    // Once the other tab releases it by closing.
     if (!isKnown && saved.state === "streaming" && this.#tabs.keepsApart) void this.#takeOver(opened, saved);
   }
 }
 
-/** Whether the server may still have what is missing of a reply. */
+/** Whether the server may still have the missing part of a reply. */
 function isUnfinished(message: Message): boolean {
   return message.state === "streaming" || (message.state === "failed" && message.stream !== undefined);
 }
 
-/** Messages as they are shown: one whose parent could not be saved begins a conversation. */
+/** Messages as shown: a message without a saved parent begins a conversation. */
 function rooted(messages: readonly Message[]): Message[] {
   const ids = new Set(messages.map((one) => one.id));
   return messages.map((one) => (one.parent === null || ids.has(one.parent) ? one : { ...one, parent: null }));

@@ -19,7 +19,7 @@ export function exportText(conversations: readonly Exported[]): string {
 
 /**
  * Return the conversations of a file, with new ids, so that an import adds and never replaces. Throws with a sentence that
- * names the place where the file is not as it should be; then nothing is imported.
+ * names the place of the error in the file; then nothing is imported.
  */
 export function parseImport(text: string): Exported[] {
   let file: unknown;
@@ -147,7 +147,7 @@ function parseCalls(value: unknown, place: string): ToolCall[] {
   });
 }
 
-/** Throw where messages follow each other in a circle: none of them would be reached. */
+/** Throw if messages follow each other in a circle: none of them would be reached. */
 function checkTree(messages: readonly Message[], place: string): void {
   const children = new Map<string | null, string[]>();
   for (const one of messages) push(children, one.parent, one.id);

@@ -12,7 +12,7 @@ export class MessageTree {
   readonly #children = new Map<string, string[]>();
   #chosen: Record<string, string>;
 
-  /** chosen: successors by their parents, "" for the first message; where there is none, the newest. */
+  /** chosen: successors by their parents, "" for the first message; without a choice, the newest. */
   constructor(nodes: Iterable<TreeNode> = [], chosen: Record<string, string> = {}) {
     this.#chosen = { ...chosen };
     const sorted = [...nodes].sort((a, b) => a.createdAt - b.createdAt);
@@ -28,7 +28,7 @@ export class MessageTree {
     return { ...this.#chosen };
   }
 
-  /** Add a message and show it. Throws where its parent is not there. */
+  /** Add a message and show it. Throws if its parent is missing. */
   add(node: TreeNode): void {
     if (node.parent !== null && !this.#nodes.has(node.parent)) {
       throw new Error(`message ${node.id} follows ${node.parent}, which is not in the conversation`);
@@ -38,7 +38,7 @@ export class MessageTree {
     this.choose(node.id);
   }
 
-  /** Add a message of elsewhere: it is shown only where nothing else was. Its parent is there. */
+  /** Add a message from another tab: it is shown only if nothing else was. Its parent exists. */
   addBeside(node: TreeNode): void {
     const place = this.#place(node);
     const shown = this.#next(place);
@@ -105,7 +105,7 @@ export class MessageTree {
     return chosen !== undefined && children.includes(chosen) ? chosen : children[children.length - 1];
   }
 
-  /** What a message follows: "" for the first ones, and for those whose parent is missing. */
+  /** The predecessor of a message: "" for first messages, and for messages with a missing parent. */
   #place(node: TreeNode): string {
     return node.parent !== null && this.#nodes.has(node.parent) ? node.parent : "";
   }

@@ -6,7 +6,7 @@ import { Figures, Latency, MemoryPanel, Queue, Requests, Slots } from "./panels"
 import { TimelineView } from "./timeline_view";
 import { TreeView } from "./tree_view";
 
-/** What the engine does, while it does it. The events are read as long as the view is open and the tab is seen. */
+/** The engine at work. The events are read as long as the view is open and the tab is visible. */
 export function EngineView({ app, menu }: { app: App; menu: VNode }): VNode {
   const [chosen, setChosen] = useState("");
   const page = app.server.page.value;

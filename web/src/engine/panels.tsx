@@ -53,7 +53,7 @@ function Figure({ name, value, unit = "", note = "" }: { name: string; value: st
   );
 }
 
-/** What each slot computes. focused: the request that the pointer is on, also elsewhere. */
+/** The work of each slot. focused: the request under the pointer, also in other panels. */
 export function Slots(props: { state: EngineState; focused: number | null; onFocus: (key: number | null) => void }): VNode {
   const { slots = [], others, config } = props.state;
   const used = slots.length + (others?.slots ?? 0);
@@ -120,7 +120,7 @@ function SlotRow({ slot, isFocused, onFocus }: { slot: SlotEntry; isFocused: boo
   );
 }
 
-/** The prompt and the output of a sequence as one bar: cached, computed, generated, and what is still to come. */
+/** The prompt and the output of a sequence as one bar: cached, computed, generated, and the rest. */
 function Progress({ slot }: { slot: SlotEntry }): VNode {
   const whole = slot.prompt_tokens + Math.max(slot.generated_tokens, slot.max_tokens ?? Math.max(slot.generated_tokens * 1.25, 64));
   const share = (tokens: number): string => `${(100 * Math.max(0, tokens)) / whole}%`;
@@ -151,7 +151,7 @@ async function cancel(requestId: string): Promise<void> {
 
 const MOST_QUEUED = 20;
 
-/** Who waits for a slot, and for what. */
+/** The sequences that wait for a slot, with reasons. */
 export function Queue({ state }: { state: EngineState }): VNode {
   const { queue, others } = state;
   const waiting = queue?.sequences ?? [];
@@ -181,7 +181,7 @@ function QueueItem({ entry }: { entry: QueueEntry }): VNode {
   );
 }
 
-/** What the KV cache and the process take. */
+/** The memory of the KV cache and the process. */
 export function MemoryPanel({ state }: { state: EngineState }): VNode {
   const { memory, config } = state;
   const cells = config?.num_cells ?? null;
@@ -290,7 +290,7 @@ interface Bin {
   label: string;
 }
 
-/** Return the bins of a histogram without the empty ones at its ends. */
+/** Return the bins of a histogram without the empty bins at its ends. */
 export function binsOf(histogram: Histogram): Bin[] {
   const { bounds, counts } = histogram;
   const first = counts.findIndex((count) => count > 0);

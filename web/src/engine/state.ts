@@ -3,7 +3,7 @@ import type { EngineEvent, Mark, Members, Tick } from "./types";
 const KEPT_S = 70; // of ticks and marks: a little more than the timeline shows
 const MOST_TICKS = 8000;
 
-/** What the engine does, as far as its events have said. */
+/** The state of the engine, from its events. */
 export interface EngineState extends Partial<Members> {
   now_s: number;
   ticks: readonly Tick[];
@@ -14,7 +14,7 @@ export interface EngineState extends Partial<Members> {
 
 export const NOTHING: EngineState = { now_s: 0, ticks: [], marks: [], end: null };
 
-/** Return the state after an event. Pure: a snapshot forgets what was before, an update replaces and appends. */
+/** Return the state after an event. Pure: a snapshot drops the earlier state, an update replaces and appends. */
 export function reduce(state: EngineState, name: string, event: EngineEvent): EngineState {
   switch (name) {
     case "snapshot":

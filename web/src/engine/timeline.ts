@@ -1,12 +1,12 @@
 import type { Mark, Row, Tick } from "./types";
 
-/** What a timeline shows. */
+/** The data of a timeline. */
 export interface TimelineInput {
   ticks: readonly Tick[];
   marks: readonly Mark[];
   numSlots: number;
   targetMs: number | null;
-  /** Who has which slot, where that is known otherwise than by the ticks. */
+  /** The request in each slot, if it is known otherwise than by the ticks. */
   stays?: ReadonlyArray<{ slot: number; key: number; start_s: number; end_s: number }>;
   /** The moments at the left and right edge, on the engine's clock. */
   from: number;
@@ -27,7 +27,7 @@ export interface Bar {
   key: number;
 }
 
-/** What one tick took, as a column of the lower part. height: in milliseconds. */
+/** The duration of a tick, as a column of the lower part. height: in milliseconds. */
 export interface Column {
   x: number;
   width: number;
@@ -58,7 +58,7 @@ export interface TimelineLayout {
 const NARROWEST = 1.5; // pixels of a bar
 const SCALES_MS = [5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 60_000];
 
-/** Lay out ticks over `width` pixels: lanes are slots, columns are what ticks took. Pure. */
+/** Lay out ticks over `width` pixels: lanes are slots, columns are durations of ticks. Pure. */
 export function layOut(input: TimelineInput, width: number): TimelineLayout {
   const scale = width / Math.max(1e-6, input.to - input.from);
   const x = (t: number): number => (t - input.from) * scale;
@@ -89,7 +89,7 @@ export function layOut(input: TimelineInput, width: number): TimelineLayout {
   };
 }
 
-/** Return when a tick ended; of merged ones, the last. */
+/** Return the end of a tick; of merged ticks, of the last. */
 export function endOf(tick: Tick): number {
   return tick.end_t ?? tick.t + (tick.n * tick.ms) / 1000;
 }
@@ -130,7 +130,7 @@ function runsOf(bars: readonly Bar[]): Run[] {
   return runs;
 }
 
-/** Add the bars of a row. One that begins in the same pixel as the one before only makes it wider. */
+/** Add the bars of a row. A bar that begins in the same pixel as the last only makes it wider. */
 function addBars(bars: Bar[], last: Map<string, Bar>, row: Row, x: number, width: number, n: number): void {
   const [lane, key, , prefill, decode, drafts] = row;
   const works: Array<[Work, number, number]> = [
@@ -153,7 +153,7 @@ function addBars(bars: Bar[], last: Map<string, Bar>, row: Row, x: number, width
   }
 }
 
-/** Add a column; of those that begin in the same pixel the longest tick is shown. */
+/** Add a column; of columns that begin in the same pixel the longest tick is shown. */
 function addColumn(columns: Column[], column: Column): void {
   const before = columns[columns.length - 1];
   if (!before || column.x - before.x >= 1) columns.push(column);

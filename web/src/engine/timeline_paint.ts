@@ -7,12 +7,12 @@ export const GUTTER = 54; // pixels left of the time's area
 const RIGHT = 10;
 const TOP = 8;
 const GAP = 14; // between lanes and columns
-const COLUMNS = 92; // height of what ticks took
+const COLUMNS = 92; // height of the durations of ticks
 const AXIS = 22;
 
 const MARKS = { started: "ink", ended: "ink", cancelled: "muted", preempted: "mark", failed: "late" } as const;
 
-/** Where things are, in pixels. */
+/** The places of parts, in pixels. */
 export interface Frame {
   width: number;
   lane: number;
@@ -36,7 +36,7 @@ export function laneAt(frame: Frame, y: number): number | null {
   return y >= TOP && y < frame.lanesBottom ? Math.floor((y - TOP) / frame.lane) : null;
 }
 
-/** Paint a timeline; return its layout, to find what is under a pointer. */
+/** Paint a timeline; return its layout, to find the part under a pointer. */
 export function paint(context: CanvasRenderingContext2D, input: TimelineInput, frame: Frame, palette: Palette): TimelineLayout {
   const layout = layOut(input, frame.width);
   context.clearRect(0, 0, frame.width + GUTTER + RIGHT, frame.height);
@@ -58,7 +58,7 @@ export function paint(context: CanvasRenderingContext2D, input: TimelineInput, f
 function paintGrid(context: CanvasRenderingContext2D, input: TimelineInput, frame: Frame, palette: Palette): void {
   const scale = frame.width / Math.max(1e-6, input.to - input.from);
   context.textAlign = "center";
-  const zero = input.zero ?? input.to; // what the axis counts from
+  const zero = input.zero ?? input.to; // the zero of the axis
   for (const t of axisTicks(input.from - zero, input.to - zero)) {
     const x = GUTTER + (t + zero - input.from) * scale;
     context.fillStyle = palette.line;

@@ -15,7 +15,7 @@ interface Props {
   receivedMs: number;
 }
 
-/** The last ticks, as they happen: which request has which slot, what it computes, and what a tick takes against its target. */
+/** The last ticks, as they happen: the request in each slot, its work, and the duration of a tick against its target. */
 export function TimelineView({ state, receivedMs }: Props): VNode {
   const [windowS, setWindow] = useState(15);
   const [pausedAt, setPaused] = useState<number | null>(null);
@@ -92,7 +92,7 @@ interface CanvasProps {
   summary: string;
 }
 
-/** A timeline on a canvas, painted ten times a second while it is live, with what is under the pointer in words. */
+/** A timeline on a canvas, painted ten times a second while it is live, with the part under the pointer in words. */
 export function TimelineCanvas({ input, isLive, numSlots, summary }: CanvasProps): VNode {
   const box = useRef<HTMLDivElement>(null);
   const canvas = useRef<HTMLCanvasElement>(null);

@@ -1,6 +1,6 @@
 import type { Mark, Tick } from "./types";
 
-/** What `paceline trace show --html` puts into the page. */
+/** The data that `paceline trace show --html` puts into the page. */
 export interface TraceData {
   title: string;
   summary: string;

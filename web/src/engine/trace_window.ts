@@ -18,7 +18,7 @@ export function zoomed(window: TraceWindow, factor: number, around: number, endS
   return within(around - share * span, span, endS);
 }
 
-/** Return a window moved by a share of what it shows, within the trace. */
+/** Return a window moved by a share of its width, within the trace. */
 export function moved(window: TraceWindow, share: number, endS: number): TraceWindow {
   const span = window.to - window.from;
   return within(window.from + share * span, span, endS);

@@ -1,6 +1,6 @@
 import type { Tree, TreeNode } from "./types";
 
-/** A node of the radix tree as a rectangle: left to right are tokens, top to bottom what branches. Shares of the whole, 0 to 1. */
+/** A node of the radix tree as a rectangle: left to right are tokens, top to bottom branches. Shares of the whole, 0 to 1. */
 export interface TreeBox {
   node: TreeNode;
   x: number;
@@ -9,7 +9,7 @@ export interface TreeBox {
   height: number;
 }
 
-/** Lay a radix tree out: a node is as high as all that goes on from it, so that what is shared is seen as one. Pure. */
+/** Lay a radix tree out: a node is as high as all of its descendants, so that shared tokens are one block. Pure. */
 export function layOutTree(tree: Tree): TreeBox[] {
   const children = new Map<number | null, TreeNode[]>();
   const known = new Set(tree.nodes.map((node) => node.id));

@@ -12,7 +12,7 @@ interface Props {
   onFocus: (key: number | null) => void;
 }
 
-/** The radix tree: from left to right are tokens, and what several sequences share is one block. */
+/** The radix tree: from left to right are tokens, and tokens shared by several sequences are one block. */
 export function TreeView({ state, focused, onFocus }: Props): VNode {
   const { tree, others } = state;
   const boxes = useMemo(() => (tree ? layOutTree(tree) : []), [tree]);
@@ -75,7 +75,7 @@ function Box({ box, height, isFocused, onEnter }: { box: TreeBox; height: number
   );
 }
 
-/** Return what a node stands for, in words. */
+/** Return the description of a node, in words. */
 export function describe(node: TreeNode): string {
   const parts = [`tokens ${shownCount(node.start)} to ${shownCount(node.end)}`];
   if (node.running.length) parts.push(`running: ${node.running.map(([key]) => `#${key}`).join(", ")}`);

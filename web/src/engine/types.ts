@@ -1,4 +1,4 @@
-/** What `/v1/engine/events` sends: docs/reference/engine_events.md has the meaning of each member. */
+/** The events of `/v1/engine/events`: docs/reference/engine_events.md describes each member. */
 
 export interface EngineConfig {
   num_slots: number;
@@ -135,7 +135,7 @@ export interface Histogram {
   p99: number | null;
 }
 
-/** Members that replace the ones before. */
+/** Members that replace their earlier values. */
 export interface Members {
   model: string;
   config: EngineConfig;

@@ -5,7 +5,7 @@ const NAMED: Record<string, string> = {
   ge: "≥", ne: "≠", infin: "∞", alpha: "α", beta: "β", gamma: "γ", delta: "δ", lambda: "λ", mu: "μ", pi: "π", sigma: "σ",
 }; // prettier-ignore
 
-/** Replace the character references of HTML that Markdown may have; unknown ones stay as they are. */
+/** Replace the character references of HTML that Markdown may have; unknown references are unchanged. */
 export function decodeEntities(text: string): string {
   return text.replace(/&(?:#(\d{1,7})|#[xX]([0-9a-fA-F]{1,6})|([a-zA-Z]{2,8}));/g, (whole, decimal, hex, name) => {
     if (name) return NAMED[name as string] ?? whole;

@@ -30,7 +30,7 @@ interface HighlightNode {
   children?: HighlightNode[];
 }
 
-/** Return code as spans with classes, or as it is where the language is unknown. */
+/** Return code as spans with classes, or unchanged if the language is unknown. */
 export function highlighted(code: string, language: string): ComponentChildren {
   if (!language || code.length > MOST_CHARACTERS || !lowlight.registered(language)) return code;
   const tree = lowlight.highlight(language, code) as HighlightNode;

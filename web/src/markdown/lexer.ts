@@ -2,7 +2,7 @@ import { Lexer, type Token } from "marked";
 
 const MOST_INLINE = 2000; // the parser's time grows with the square of a paragraph's length
 
-/** Marked's lexer, in pieces where a paragraph is so long that it would freeze the page. */
+/** Marked's lexer, in pieces if a paragraph is so long that it would freeze the page. */
 class BoundedLexer extends Lexer {
   override inlineTokens(src: string, tokens: Token[] = []): Token[] {
     for (let rest = src; rest; ) {
@@ -14,7 +14,7 @@ class BoundedLexer extends Lexer {
   }
 }
 
-/** Return the blocks of a text; one that the parser cannot take (it nests too deep) is a single one of the type `plain`. */
+/** Return the blocks of a text; a text that the parser cannot take (it nests too deep) is a single block of the type `plain`. */
 export function lexed(text: string): Token[] {
   try {
     return new BoundedLexer({ gfm: true, breaks: true }).lex(text);
@@ -23,7 +23,7 @@ export function lexed(text: string): Token[] {
   }
 }
 
-/** Return where to cut a long paragraph: behind its last line, else its last word, that fits. */
+/** Return the place to cut a long paragraph: after its last line, else its last word, that fits. */
 function cut(text: string): number {
   const line = text.lastIndexOf("\n", MOST_INLINE - 1);
   if (line > MOST_INLINE / 2) return line + 1;

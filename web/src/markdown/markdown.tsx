@@ -6,11 +6,11 @@ import { decodeEntities } from "./entities";
 import { lexed } from "./lexer";
 import { safeAddress } from "./links";
 
-const MOST_DEPTH = 24; // of nested quotes and lists; what is deeper is shown as it is written
+const MOST_DEPTH = 24; // of nested quotes and lists; deeper text is shown as source
 
 /**
- * Markdown as elements. HTML in it is shown as text, links lead to the web or are text, and images are named, not loaded: what
- * a model writes cannot run, load or send anything.
+ * Markdown as elements. HTML in it is shown as text, links lead to the web or are text, and images are named, not loaded: text
+ * of a model cannot run, load or send anything.
  */
 export const Markdown = memo(function Markdown({ text }: { text: string }): VNode {
   const tokens = lexed(text);
@@ -27,7 +27,7 @@ export const Markdown = memo(function Markdown({ text }: { text: string }): VNod
 });
 
 /**
- * One block. It is drawn again only where its source changes, so that a text that grows costs its last block. links: the
+ * One block. It is drawn again only if its source changes, so that a text that grows costs its last block. links: the
  * addresses of `[x]: address`, which may come later.
  */
 class Block extends Component<{ token: Token; links: string }> {

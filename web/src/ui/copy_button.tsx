@@ -17,7 +17,7 @@ export function CopyButton({ text, label }: { text: () => string; label: string 
   );
 }
 
-/** Copy a text, also where the page is not in a secure context and has no clipboard of its own. */
+/** Copy a text, also if the page is not in a secure context and has no clipboard of its own. */
 export async function copyText(text: string): Promise<boolean> {
   try {
     await navigator.clipboard.writeText(text);

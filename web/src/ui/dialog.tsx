@@ -29,7 +29,7 @@ interface Question {
 
 const question = signal<Question | null>(null);
 
-/** Ask before something is done that cannot be undone. action: what the button says. */
+/** Ask before something is done that cannot be undone. action: the label of the button. */
 export function confirmed(text: string, action: string): Promise<boolean> {
   return new Promise((resolve) => {
     question.value = { text, action, settle: resolve };

@@ -1,6 +1,6 @@
 import { Component, type ComponentType, type VNode } from "preact";
 
-/** Return a component that is drawn again only where one of its properties is another one. */
+/** Return a component that is drawn again only if a property has changed. */
 export function memo<P extends object>(inner: ComponentType<P>): ComponentType<P> {
   const Inner = inner as ComponentType<object>;
   return class extends Component<P> {

@@ -13,7 +13,7 @@ import { nextTheme, theme } from "./theme";
 
 const MOST_LISTED = 300; // more are found by searching
 
-/** The conversations, and the way to the other view. */
+/** The conversations, and the link to the engine view. */
 export function Sidebar({ app, onNavigate }: { app: App; onNavigate: () => void }): VNode {
   const [wanted, setWanted] = useState("");
   const list = app.store.list.value.filter((one) => one.title.toLowerCase().includes(wanted.toLowerCase().trim()));
