@@ -77,7 +77,7 @@ def vulkan_headers(toolkit: Path) -> None:
         (toolkit / name).touch()
 
 
-def test_an_unknown_backend_is_refused_with_the_known_ones(choose: Callable[..., str]) -> None:
+def test_an_unknown_backend_is_refused_with_the_known_names(choose: Callable[..., str]) -> None:
     """A name that is no backend is refused, with the names that are."""
     output = choose("cudda", fails=True)
     assert '"cudda"' in output

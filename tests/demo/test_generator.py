@@ -37,7 +37,7 @@ def test_one_seed_gives_one_story(engine: PacelineGenerator) -> None:
     assert first == again != other
 
 
-def test_next_tokens_are_those_of_greedy_generation(engine: PacelineGenerator) -> None:
+def test_next_tokens_match_greedy_generation(engine: PacelineGenerator) -> None:
     start = engine.encode("Once upon a time")
     out = engine.generate("Once upon a time", 12)
     assert engine.next_tokens(start + out.tokens)[len(start) - 1 : -1] == out.tokens

@@ -171,7 +171,7 @@ def test_a_trace_that_is_cut_off_is_an_error_after_the_completions() -> None:
     assert SUMMARY.fullmatch(done.stdout.decode().splitlines()[-1])
 
 
-def test_ctrl_c_ends_a_demo_with_what_there_is(endless: tuple[str, ...]) -> None:
+def test_ctrl_c_ends_a_demo_with_its_output_so_far(endless: tuple[str, ...]) -> None:
     """Every result so far and the figures are written; the code is 130."""
     with started(*endless, "-v") as process:
         assert process.stderr is not None

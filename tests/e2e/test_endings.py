@@ -16,7 +16,7 @@ from paceline.testing.models import KINDS, write_model
 pytestmark = pytest.mark.native
 
 
-def test_ctrl_c_ends_with_what_there_is(long_model: Path) -> None:
+def test_ctrl_c_ends_with_its_output_so_far(long_model: Path) -> None:
     """The text so far is flushed, the numbers are printed, and the exit code is 130."""
     with started(*endless(long_model)) as process:
         assert process.stdout is not None

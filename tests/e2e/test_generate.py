@@ -117,14 +117,14 @@ def test_a_completion_that_fills_the_context_is_cut() -> None:
         (("--json-schema", '{"enum": [1, 2]}'), {"1", "2"}),
     ],
 )
-def test_constraints_decide_what_may_come(options: tuple[str, ...], texts: set[str]) -> None:
+def test_constraints_decide_the_allowed_tokens(options: tuple[str, ...], texts: set[str]) -> None:
     """Each of them ends the text as well."""
     result = generate(*options, "--ignore-eos")
     assert result["text"] in texts
     assert result["finish_reason"] == "stop"
 
 
-def test_a_grammar_decides_what_may_come(tmp_path: Path) -> None:
+def test_a_grammar_decides_the_allowed_tokens(tmp_path: Path) -> None:
     """The text is a sentence of the grammar, and ends with it."""
     (tmp_path / "grammar.gbnf").write_text('root ::= " yes" | " no"\n')
     result = generate("--grammar-file", str(tmp_path / "grammar.gbnf"))

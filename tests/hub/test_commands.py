@@ -70,7 +70,7 @@ def test_pull_writes_the_paths(hub: StandInHub) -> None:
         (["ollama:llama3"], 1, "Ollama has no model"),
     ],
 )
-def test_pull_says_what_is_wrong(hub: StandInHub, args: list[str], code: int, words: str) -> None:
+def test_pull_reports_errors(hub: StandInHub, args: list[str], code: int, words: str) -> None:
     """One line on stderr and an exit code."""
     hub.add("user/tiny", "tiny-Q4_K_M.gguf")
     hub.add("user/gated", "m-Q4_K_M.gguf", gated=True)

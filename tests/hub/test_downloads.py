@@ -597,7 +597,7 @@ def test_the_projector_is_downloaded_beside_a_model_of_another_program(hub: Stan
     assert found.projector.read_bytes() == repo.files["mmproj-F16.gguf"]
 
 
-def test_contents_are_not_named_by_what_is_no_hash(
+def test_contents_are_not_named_by_an_invalid_hash(
     hub: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An identity with a path in it would lead out of the folder of contents."""

@@ -265,7 +265,7 @@ def test_info_of_what_is_here_requests_no_header(demo: StandInHub, tmp_path: Pat
         ("hf:user/gated", "HF_TOKEN"),
     ],
 )
-def test_info_and_show_say_what_is_wrong_with_a_name(demo: StandInHub, name: str, words: str) -> None:
+def test_info_and_show_report_an_invalid_name(demo: StandInHub, name: str, words: str) -> None:
     """One line, as `pull` does."""
     demo.add("user/gated", "m-Q4_K_M.gguf", gated=True)
     demo.files["page.gguf"] = b"<!DOCTYPE html>" + b" " * 100

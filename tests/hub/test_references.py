@@ -54,7 +54,7 @@ def test_a_reference_is_parsed(text: str, expected: object) -> None:
         "hf:us\u00e9r/repo",
     ],
 )  # fmt: skip
-def test_what_is_no_reference_is_refused(text: str) -> None:
+def test_invalid_reference_is_refused(text: str) -> None:
     """The message names the option and the value."""
     with pytest.raises(InvalidParams, match="--hf-repo"):
         parse_reference(text, name="--hf-repo")

@@ -220,7 +220,7 @@ def test_bad_input_is_refused_and_the_engine_goes_on(tiny_models: TinyModels) ->
     run(main)
 
 
-def test_closing_ends_what_runs(tiny_models: TinyModels) -> None:
+def test_closing_ends_running_requests(tiny_models: TinyModels) -> None:
     """Readers get their terminal chunk, later calls are refused, closing again does nothing."""
 
     async def main() -> None:

@@ -47,7 +47,7 @@ shapes = st.fixed_dictionaries(
 )
 @example(LARGE, "causal", np.float16, False, 0.0, 0.0, 2)
 @example(LATENT, "causal", np.float16, False, 0.0, 0.0, 2)
-def test_outputs_are_those_of_the_formula(
+def test_outputs_match_the_formula(
     shape: dict[str, int],
     kind: str,
     cell_type: type[np.floating[Any]],

@@ -73,7 +73,7 @@ def ultravox(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("rate", [16000, 24000])
-def test_samples_are_those_of_the_file(rate: int) -> None:
+def test_samples_match_the_file(rate: int) -> None:
     """Unchanged if the rate is the model's: integers are divided by 32768, channels are averaged."""
     stereo = tone(0.3, rate, channels=2)
     expected = int16(stereo).astype(np.float32).mean(axis=1) / 32768

@@ -108,7 +108,7 @@ def test_a_grammar_that_forbids_the_message_wins(llm: LLM) -> None:
     assert re.fullmatch("[a-z]{9}", without.text)
 
 
-def test_a_constraint_of_ones_own(llm: LLM, compiler: ConstraintCompiler) -> None:
+def test_a_constraint_of_the_user(llm: LLM, compiler: ConstraintCompiler) -> None:
     """One that raises, or never returns, ends its own request alone."""
     (letter,) = llm.tokenizer.encode("a", add_special=False)
 

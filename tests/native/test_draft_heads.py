@@ -161,7 +161,7 @@ def _rotated(x: Array) -> Array:
 
 
 @pytest.mark.parametrize("kind", ["hy_v3", "own-output"])
-def test_drafts_are_those_of_the_heads_definition(tiny_models: TinyModels, kind: str) -> None:
+def test_drafts_match_the_heads_definition(tiny_models: TinyModels, kind: str) -> None:
     """The first position has no hidden row before it, drafts go on with the head's own rows."""
     hunyuan, spec = Loaded(tiny_models, kind), MODELS[kind]
     assert isinstance(spec, HunYuan3Spec)
@@ -258,7 +258,7 @@ _DRAFT_IDS = tuple(range(250, 10, -3))
     ],
     ids=lambda fields: "-".join(fields) or "plain",
 )
-def test_blocks_are_those_of_their_definition(tiny_models: TinyModels, fields: dict[str, Any]) -> None:
+def test_blocks_match_their_definition(tiny_models: TinyModels, fields: dict[str, Any]) -> None:
     """Each of its own depth in one pass; with a Markov head all are computed as deep as the deepest. No more than a block."""
     spec = DFlashSpec(target_layers=(0,), block_size=6, layer_gain=3.0, **fields)
     model_path, path = tiny_models(LlamaSpec(n_layer=3)), tiny_models(spec)

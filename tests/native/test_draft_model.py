@@ -59,7 +59,7 @@ def drafter_of(llm: LLM) -> Any:
 
 @pytest.mark.usefixtures("deep")
 @pytest.mark.parametrize("options", [{}, {"p_min": 0.6}, {"n_ctx": 256, "chunk_size": 16}])
-def test_the_demo_pair_says_what_the_model_says_alone(plain: LLM, options: dict[str, Any]) -> None:
+def test_the_demo_pair_writes_the_same_as_the_model_alone(plain: LLM, options: dict[str, Any]) -> None:
     """One stream and several, with most drafts accepted; also if the draft model has few cells and catches up slowly."""
     draft_options = {**SMALL["draft_options"], **options}
     with LLM(**{**SMALL, "draft_options": draft_options}, draft_model=DRAFT) as llm:

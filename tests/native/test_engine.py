@@ -214,7 +214,7 @@ def test_together_is_as_alone(tiny_models: TinyModels, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", MEMORY_CLASSES)
-def test_choices_share_a_prompt_and_are_those_of_a_single_slot(tiny_models: TinyModels, kind: str) -> None:
+def test_choices_share_a_prompt_and_match_a_single_slot(tiny_models: TinyModels, kind: str) -> None:
     """N choices differ from each other, and are the same if they share memory or come in sequence."""
     options: dict[str, Any] = {"n": 4, "seed": 3, "temperature": 1.0, "max_tokens": 12}
     with LLM(tiny_models(kind), **SMALL) as llm:

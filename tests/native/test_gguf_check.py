@@ -75,7 +75,9 @@ def test_architectures_may_have_a_wider_output(tmp_path: Path, architecture: str
 
 
 @pytest.mark.parametrize(("kind", "metadata", "message"), REFUSED)
-def test_what_would_abort_is_refused(tmp_path: Path, kind: str, metadata: dict[str, object], message: str) -> None:
+def test_input_that_would_abort_is_refused(
+    tmp_path: Path, kind: str, metadata: dict[str, object], message: str
+) -> None:
     """The error names the file, the key, the value and the allowed values."""
     path = write_model(tmp_path / "bad.gguf", GOOD[kind], metadata=metadata)  # type: ignore[arg-type]
     with pytest.raises(ModelLoadError, match=message) as error:

@@ -56,7 +56,7 @@ from paceline.runtime import Model, Sampler, build_info
         ("root ::= " + " | ".join(f'"w{i}"' for i in range(20_001)), "20001 alternatives"),
     ],
 )  # fmt: skip
-def test_what_is_no_grammar_is_refused_with_the_reason(vocabulary: Model, grammar: str, message: str) -> None:
+def test_invalid_grammar_is_refused_with_the_reason(vocabulary: Model, grammar: str, message: str) -> None:
     """A text that does not parse, or that llama.cpp would crash or hang on, raises GrammarError and says why."""
     with pytest.raises(GrammarError, match=message):
         Sampler(SamplingParams(grammar=grammar), vocabulary)

@@ -112,7 +112,7 @@ def assert_same(plain: LLM, prompts: Sequence[str], expected: Sequence[Any], fou
 
 
 @pytest.mark.usefixtures("deep")
-def test_streams_together_say_what_each_says_alone(tried: Tried) -> None:
+def test_streams_together_write_the_same_as_alone(tried: Tried) -> None:
     """And as many drafts are right as the heads are made for; a prompt that is cached has drafts as well."""
     with tried.plain() as plain, tried.llm() as llm:
         alone = [plain.generate(prompt, **GREEDY) for prompt in PROMPTS]

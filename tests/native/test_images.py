@@ -615,7 +615,7 @@ def test_a_stop_ends_all_that_waits_to_be_encoded(stand_in: tuple[StandIn, Media
 # ---- conversations
 
 
-def test_a_conversation_about_a_picture_computes_what_is_new(qwen: Path, tmp_path: Path) -> None:
+def test_a_conversation_about_a_picture_computes_new_tokens(qwen: Path, tmp_path: Path) -> None:
     """Each prompt begins with the tokens of the turn before; it is saved with its picture, forked and taken back."""
     write_model(qwen, Qwen2VlSpec(), metadata={"tokenizer.chat_template": CHAT_TEMPLATE})
     picture_file = tmp_path / "one.png"
@@ -738,7 +738,7 @@ def test_deadlines_and_cancels_end_requests_that_wait_for_an_encoding(slow: LLM)
     assert slow.generate(["a", marked(7, 100), "b"], **GREEDY).token_ids
 
 
-def test_stopping_ends_what_is_encoded_in_a_worker_too(slow: LLM) -> None:
+def test_stopping_ends_running_encodings_in_a_worker_too(slow: LLM) -> None:
     """And waiting requests."""
     streams = [slow.stream(["a", marked(seed, 0), "b"], max_tokens=5) for seed in (1, 2)]
     time.sleep(0.3)

@@ -128,7 +128,7 @@ except KeyboardInterrupt:
     assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr
 
 
-def test_errors_are_those_of_an_engine_with_a_thread() -> None:
+def test_errors_match_an_engine_with_a_thread() -> None:
     """An invalid request raises at once; a request of a list has its own error."""
     with isolated() as llm:
         for options, error in (

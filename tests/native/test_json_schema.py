@@ -83,7 +83,7 @@ def test_references_in_a_ring_are_refused(tmp_path: Any, schema: dict[str, Any])
         ({"type": ["object", "string"], "allOf": [{"type": "null"}]}, "allOf"),
     ],
 )
-def test_what_would_take_minutes_is_refused(schema: dict[str, Any], message: str) -> None:
+def test_input_that_would_take_minutes_is_refused(schema: dict[str, Any], message: str) -> None:
     """Limits on properties and on types that multiply are named."""
     with pytest.raises(GrammarError, match=message):
         grammar_of(schema)

@@ -211,7 +211,7 @@ def test_annotations_and_what_restricts_nothing_are_accepted(vocabulary: Model, 
                                     {"type": 3}, {"type": [[]]}, {"type": []}, {"allOf": [3]}, {"allOf": 3},
                                     {"type": "array", "minItems": "x"}, {"$ref": "#/a/b/0"},
                                     {"allOf": [{"type": []}]}, {"oneOf": [{"type": 3}, {"type": "null"}]}])  # fmt: skip
-def test_what_is_no_schema_is_an_error_of_the_grammar(vocabulary: Model, schema: Any) -> None:
+def test_invalid_schema_is_an_error_of_the_grammar(vocabulary: Model, schema: Any) -> None:
     """Whatever JSON is given, nothing but a `GrammarError` comes of it."""
     with pytest.raises(GrammarError, match="json_schema"):
         Sampler(SamplingParams(json_schema=json.dumps(schema)), vocabulary)

@@ -173,7 +173,7 @@ def test_one_that_fails_ends_its_own_choice_alone(
         ([f"{__name__}:missing"], AttributeError, "missing"),
     ],
 )
-def test_what_is_no_processor_is_refused(llm: LLM, given: Any, error: type[Exception], message: str) -> None:
+def test_invalid_processor_is_refused(llm: LLM, given: Any, error: type[Exception], message: str) -> None:
     """Before the request is queued."""
     with pytest.raises(error, match=message):
         llm.generate(STORY, logits_processors=given)

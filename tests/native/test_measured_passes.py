@@ -87,7 +87,9 @@ def test_a_stepthat_fails_ends_a_calibration(
     assert len(warnings) == num_warnings
 
 
-def test_what_cannot_be_learned_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_values_that_cannot_be_learned_are_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """The engine's thread, on which an idle engine ends its calibration, goes on."""
 
     def failing(measured: object) -> None:

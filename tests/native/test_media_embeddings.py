@@ -274,7 +274,7 @@ def test_deadlines_and_cancels_end_requests_that_are_encoded_or_wait_for_it(slow
     assert slow.embed(["a", marked(6, 100), "b"]).shape == expected.shape
 
 
-def test_closing_ends_what_is_encoded(slow: LLM) -> None:
+def test_closing_ends_running_encodings(slow: LLM) -> None:
     """And waiting requests."""
     futures = [slow.engine.embed([["a", marked(seed, 0), "b"]], None, RequestOptions()) for seed in (1, 2)]
     time.sleep(0.3)

@@ -130,7 +130,7 @@ def test_a_missing_part_of_a_split_set_is_named(tmp_path: Path) -> None:
     ],
     ids=["missing", "empty", "other magic", "cut after the magic", "garbage"],
 )
-def test_what_is_no_model_is_refused(tmp_path: Path, content: bytes | None, words: str) -> None:
+def test_invalid_model_is_refused(tmp_path: Path, content: bytes | None, words: str) -> None:
     """A missing, empty or senseless file raises ModelLoadError that names it."""
     path = tmp_path / "broken.gguf"
     if content is not None:

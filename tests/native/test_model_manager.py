@@ -320,7 +320,7 @@ def test_threads_share_the_blocking_manager(tmp_path: Path, single: str) -> None
         pass
 
 
-def test_the_blocking_manager_ends_what_runs_when_it_is_closed() -> None:
+def test_the_blocking_manager_ends_running_requests_when_it_is_closed() -> None:
     """A completion in another thread is cut off, later calls raise, and close returns."""
     models = ModelManager([entry("a", options={"n_ctx": 4096})])
     caught: list[BaseException] = []

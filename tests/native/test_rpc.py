@@ -248,7 +248,7 @@ def of_a_web_server(connection: socket.socket) -> None:
         (replying(hello(7), struct.pack("<I", 1), struct.pack("<QQ", 2, 1)), "has 2 bytes free of 1"),
     ],
 )
-def test_what_is_no_server_of_this_version_is_refused(behave: Any, words: str) -> None:
+def test_a_server_of_another_version_is_refused(behave: Any, words: str) -> None:
     """Before llama.cpp connects, which would end the process; the error names the address."""
     with stand_in(behave) as address, pytest.raises(RpcServerUnavailable, match=words) as caught:
         greet(address, 1)

@@ -133,7 +133,7 @@ def test_nan_and_infinity_are_an_error_and_no_end(vocabulary: Model, value: floa
         (None, InvalidType),
     ],
 )
-def test_what_is_no_row_is_refused(sampler: Sampler, logits: Any, error: type[Exception]) -> None:
+def test_invalid_row_is_refused(sampler: Sampler, logits: Any, error: type[Exception]) -> None:
     """Another shape is InvalidParams, another type InvalidType; the sampler works on."""
     with pytest.raises(error, match="logits must"):
         sampler.sample(logits)
@@ -148,7 +148,7 @@ def test_what_is_no_row_is_refused(sampler: Sampler, logits: Any, error: type[Ex
         (np.ones(1000, dtype=np.int32), InvalidType),
     ],
 )
-def test_what_is_no_mask_is_refused(sampler: Sampler, mask: Any, error: type[Exception]) -> None:
+def test_invalid_mask_is_refused(sampler: Sampler, mask: Any, error: type[Exception]) -> None:
     """A mask of another shape or type is refused; the sampler works on."""
     with pytest.raises(error, match="mask must"):
         sampler.sample(row(), mask)
@@ -176,7 +176,7 @@ def test_ids_out_of_range_are_refused(sampler: Sampler, token: int) -> None:
 
 
 @pytest.mark.parametrize("token", [True, 1.0, "1", None, [1]])
-def test_what_is_no_id_is_refused(sampler: Sampler, token: Any) -> None:
+def test_invalid_id_is_refused(sampler: Sampler, token: Any) -> None:
     """Bools, floats and strings are no token ids; the sampler works on."""
     with pytest.raises(InvalidType):
         sampler.accept(token)
@@ -202,7 +202,7 @@ def test_ids_of_options_are_checked_against_the_vocabulary(
         Sampler(SamplingParams(**options), vocabulary)
 
 
-def test_allowed_token_ids_are_the_only_ones(vocabulary: Model) -> None:
+def test_allowed_token_ids_are_the_only_tokens(vocabulary: Model) -> None:
     """With allowed_token_ids nothing else is ever drawn."""
     sampler = Sampler(SamplingParams(seed=1, allowed_token_ids=(7, 19, 31999)), vocabulary)
     for seed in range(10):

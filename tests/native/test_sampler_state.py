@@ -230,7 +230,7 @@ def test_a_forged_state_does_no_harm(vocabulary: Model) -> None:
 
 
 @pytest.mark.parametrize("state", [None, "text", 5, [1, 2]])
-def test_what_is_no_bytes_is_no_state(vocabulary: Model, state: Any) -> None:
+def test_other_types_than_bytes_are_no_state(vocabulary: Model, state: Any) -> None:
     """Only bytes can be restored."""
     with pytest.raises(InvalidType, match="state must be bytes"):
         Sampler(SamplingParams(), vocabulary).restore(state)

@@ -57,7 +57,7 @@ def test_a_context_of_0_is_read_from_the_models_file() -> None:
     assert resolve(["-c", "0"], {}, DiskFiles(print)).settings.engine_options["n_ctx"] == trained
 
 
-def test_a_context_of_0_of_what_is_no_model_is_refused(tmp_path: Path) -> None:
+def test_a_context_of_0_of_an_invalid_model_is_refused(tmp_path: Path) -> None:
     """With the file's name."""
     path = tmp_path / "x.gguf"
     path.write_bytes(b"nothing")

@@ -51,7 +51,7 @@ def futures(llm: LLM, prompt: str, **options: Any) -> list[list[int]]:
 
 @pytest.mark.usefixtures("deep")
 @pytest.mark.parametrize("error_rate", [0.0, 0.5])
-def test_streams_together_with_drafts_say_what_each_says_alone(
+def test_streams_together_with_drafts_write_the_same_as_alone(
     plain: LLM, tiny_models: TinyModels, error_rate: float
 ) -> None:
     """With right and wrong drafts, except near ties; right drafts are accepted."""

@@ -51,7 +51,7 @@ def alone(model: Model, prompt: list[int], count: int, **options: Any) -> list[i
         return list(context.generate(Sampler(SamplingParams(**options), model), prompt, count))
 
 
-def test_rows_of_a_batch_draw_what_they_draw_alone(model: Model, context: Context) -> None:
+def test_rows_of_a_batch_draw_the_same_as_alone(model: Model, context: Context) -> None:
     """Five sequences with samplers of their own, prefilled and decoded together, equal each by itself."""
     prompts = [[1 + i, 2, 3 * i + 4] + [7] * i for i in range(5)]
     options = [{"temperature": 0}, *({"temperature": 1.0, "seed": seed, "top_k": 20} for seed in range(4))]
@@ -415,7 +415,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     return shifted - np.log(np.exp(shifted).sum())
 
 
-def test_logprobs_are_those_of_the_models_distribution(model: Model, context: Context) -> None:
+def test_logprobs_match_the_models_distribution(model: Model, context: Context) -> None:
     """Own and k most likely, per row as asked, before temperature and truncation."""
     params = SamplingParams(temperature=0.3, top_k=2, seed=1)
     rows = [

@@ -205,7 +205,7 @@ def test_bytes_of_tokens_join(load: Load, name: str) -> None:
         assert tokenizer.decode_bytes(ids[:cut]) + tokenizer.decode_bytes(ids[cut:]) == whole
 
 
-def test_decode_replaces_what_is_no_utf8(load: Load) -> None:
+def test_decode_replaces_invalid_utf8(load: Load) -> None:
     """A sequence cut inside a character ends with one replacement character."""
     tokenizer = load("gpt-2")
     ids = tokenizer.encode("x🚀", add_special=False)
@@ -320,7 +320,7 @@ def test_a_lone_surrogate_is_refused_where_it_stands(load: Load) -> None:
     ("name", "text"),
     [("deepseek-llm", " " * 100_000 + "1"), ("llama-spm", "\n" * 1_000_000), ("phi-3", "🚀" * 400_000)],
 )
-def test_what_would_take_minutes_is_refused(load: Load, name: str, text: str) -> None:
+def test_input_that_would_take_minutes_is_refused(load: Load, name: str, text: str) -> None:
     """Text on which a vocabulary takes time with the square of its length is an error, and a part of it works."""
     tokenizer = load(name)
     with pytest.raises(TextTooLong, match="would take minutes"):

@@ -182,7 +182,7 @@ def test_a_tagged_call_is_read_as_before() -> None:
 
 
 @pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.CANCELLED, FinishReason.ERROR])
-def test_a_message_that_is_cut_off_delivers_what_was_held_back(reason: FinishReason) -> None:
+def test_a_message_that_is_cut_off_delivers_held_back_text(reason: FinishReason) -> None:
     """All of its text is content on the terminal chunk, which has the usage; the JSON may have been whole."""
     chunks = list(chunks_of([BARE], reason=reason))
     *before, last = read(ChatReader(prepared()), chunks)
@@ -338,7 +338,7 @@ def test_run_tools_logs_why_it_ran_no_tool(llm: LLM, ask: Callable[..., Any], ca
     assert "'weather' and was not read as one: its arguments have no 'city'" in logged
 
 
-def test_a_stream_that_is_cancelled_delivers_what_was_held_back(llm: LLM) -> None:
+def test_a_stream_that_is_cancelled_delivers_held_back_text(llm: LLM) -> None:
     """On its terminal chunk, which is the only one with a finish reason and usage."""
     long = BARE.replace("Bonn", "Bonn " * 300)
     written = Written(llm.tokenizer, long)

@@ -138,7 +138,7 @@ def test_too_many_chats_are_refused_with_429_before_a_response_begins(app: WebAp
     assert [replies.get(timeout=LONG_S) for _ in others] == [200] * 8
 
 
-def test_what_is_wrong_with_a_chat_is_a_400(app: WebApp) -> None:
+def test_an_error_in_a_chat_is_a_400(app: WebApp) -> None:
     """With a code and a message."""
     body = {"messages": [{"role": "nobody", "content": "Hi"}]}
     refused = app.client.post("/chat", json=body)

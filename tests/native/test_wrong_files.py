@@ -161,7 +161,7 @@ _SAFETENSORS = struct.pack("<Q", 2) + b"{}"
         (b"anything else", "it does not begin with b'GGUF'"),
     ],
 )
-def test_what_is_no_gguf_file_is_named(content: bytes, expected: str, tmp_path: Path) -> None:
+def test_invalid_gguf_file_is_named(content: bytes, expected: str, tmp_path: Path) -> None:
     """By its first bytes, with the way out."""
     path = tmp_path / "model.gguf"
     path.write_bytes(content)

@@ -184,7 +184,7 @@ def test_deaths_amid_cancels_and_pauses_end_every_stream_once(
 
 @settings(max_examples=60, deadline=None)
 @given(one=requests, after=st.integers(1, 60))
-def test_what_the_front_ends_by_itself_brings_what_was_held_back(one: dict[str, Any], after: int) -> None:
+def test_what_the_front_ends_by_itself_brings_held_back_text(one: dict[str, Any], after: int) -> None:
     """A request that is cancelled while there is no worker has the output of one that is cancelled in an engine."""
     prompt, max_tokens = one.pop("prompt"), one.pop("max_tokens")
     ended = []

@@ -107,7 +107,7 @@ def test_chunks_joined_are_what_the_drawn_tokens_make(script: tuple[list[int], d
 
 @settings(max_examples=200, deadline=None)
 @given(scripts(), st.integers(0, 14), st.sampled_from(["cancel", "deadline", "slow", "stop", "error", "draw"]))
-def test_what_is_cut_off_keeps_what_was_held_back(
+def test_what_is_cut_off_keeps_held_back_text(
     script: tuple[list[int], dict[str, Any]], after: int, accident: str
 ) -> None:
     """Cancel, deadline, slow reader, shutdown and errors deliver everything that was generated."""

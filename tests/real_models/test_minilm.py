@@ -26,7 +26,7 @@ def llm(minilm: MiniLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LL
         yield loaded
 
 
-def test_embeddings_equal_those_of_numpy(minilm: MiniLM, llm: LLM) -> None:
+def test_embeddings_equal_numpy(minilm: MiniLM, llm: LLM) -> None:
     """All cosines are at least 0.9999."""
     sentences = [sentence for triple in texts.TRIPLES for sentence in triple]
     ours, theirs = llm.embed(sentences), np.stack([minilm.embed(sentence) for sentence in sentences])

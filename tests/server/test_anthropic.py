@@ -404,7 +404,7 @@ def test_the_package_raises_its_own_errors(client: anthropic.Anthropic) -> None:
         client.post("/v1/messages/batches", cast_to=object, body={})
 
 
-def test_an_unknown_model_is_the_one_model(client: anthropic.Anthropic) -> None:
+def test_an_unknown_model_is_the_served_model(client: anthropic.Anthropic) -> None:
     """With a warning in the message, streamed or not."""
     message, (events, _) = create(client, model="claude-next"), streamed(client, model="claude-next")
     for found in (message, events[0].message):

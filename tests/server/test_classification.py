@@ -123,7 +123,7 @@ def test_numbers_of_the_head_are_returned_where_they_are_asked_for(classifier: h
     assert raw["label"] == found["label"]
 
 
-def test_what_cannot_be_classified_is_refused(classifier: httpx.Client) -> None:
+def test_values_that_cannot_be_classified_are_refused(classifier: httpx.Client) -> None:
     """With the field at fault."""
     for value in ([], 3, None, [[]], [None]):
         assert failed(classifier, "/classify", input=value) == (400, "input")

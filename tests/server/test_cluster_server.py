@@ -59,7 +59,7 @@ def body(**more: Any) -> dict[str, Any]:
     return {"model": "tiny", "prompt": "Once upon a time", "max_tokens": 20, "temperature": 0, **more}
 
 
-def test_routes_and_keys_are_those_of_one_machine(server: RunningServer, client: httpx.Client) -> None:
+def test_routes_and_keys_match_one_machine(server: RunningServer, client: httpx.Client) -> None:
     """A key is needed, models are listed, health is that of a loaded model."""
     with server.client() as stranger:
         assert stranger.post("/v1/completions", json=body()).status_code == 401

@@ -70,7 +70,7 @@ def refusal(response: httpx.Response, status: int = 400) -> str:
 
 
 @pytest.mark.parametrize("path", ROUTES)
-def test_what_is_no_json_is_refused(client: httpx.Client, path: str) -> None:
+def test_invalid_json_is_refused(client: httpx.Client, path: str) -> None:
     """Whatever it is instead; numbers that are none among them."""
     field = ROUTES[path]
     for body in (
@@ -221,7 +221,7 @@ def test_of_a_field_that_is_there_twice_the_last_counts(client: httpx.Client) ->
     assert response.json() == {"tokens": []}
 
 
-def test_content_types_do_not_matter_to_what_is_no_browser(client: httpx.Client) -> None:
+def test_content_types_do_not_matter_to_invalid_browser(client: httpx.Client) -> None:
     """A body is JSON or refused, whatever it is called."""
     for kind in (
         "text/plain",

@@ -71,7 +71,7 @@ def test_an_engine_that_has_ended_is_neither_healthy_nor_live_nor_ready() -> Non
             assert client.get(path).status_code == 503
 
 
-def test_a_draining_server_refuses_new_requests_and_completes_running_ones() -> None:
+def test_a_draining_server_refuses_new_requests_and_completes_running_requests() -> None:
     """Health goes on, cancelling as well."""
     engine = StandInEngine()
     from tests.server import probe

@@ -348,7 +348,7 @@ def test_requests_beyond_the_limit_get_retry_after(worlds: Any, monkeypatch: Any
         world.engine.backend.gate.set()
 
 
-def test_what_is_no_http_is_refused(worlds: Any) -> None:
+def test_invalid_http_is_refused(worlds: Any) -> None:
     """In the shape of other errors."""
     with worlds().socket() as connection:
         connection.sendall(b"\x16\x03\x01 hello\r\n\r\n")
@@ -432,7 +432,7 @@ def test_cors_is_off_unless_asked_for(worlds: Any) -> None:
     assert {b"Access-Control-Allow-Origin", b"Access-Control-Allow-Methods"} < spelled
 
 
-def test_ids_of_requests_come_back_and_bad_ones_are_replaced(worlds: Any) -> None:
+def test_ids_of_requests_come_back_and_bad_ids_are_replaced(worlds: Any) -> None:
     """Also with errors; an id that does not fit a log is replaced."""
     client = worlds().client
     assert client.get("/nothing", headers={"x-request-id": "a-1.b:2"}).headers["x-request-id"] == "a-1.b:2"

@@ -269,7 +269,7 @@ def test_values_that_cannot_be_are_refused_by_name(client: httpx.Client, field: 
     assert field in error["message"]
 
 
-def test_what_cannot_be_done_is_refused(client: httpx.Client) -> None:
+def test_values_that_cannot_be_done_are_refused(client: httpx.Client) -> None:
     """With llama-server's type for it."""
     assert refused(client, 501, min_keep=3)["type"] == "not_supported_error"
 

@@ -88,7 +88,7 @@ def test_a_text_becomes_a_list_of_one_vector_of_length_one(embedder: httpx.Clien
         (["a", {"prompt_string": "the"}, {"content": [{"type": "text", "text": "the"}]}], 3),
     ],
 )
-def test_what_is_embedded_has_many_shapes(embedder: httpx.Client, given: Any, count: int) -> None:
+def test_inputs_to_embed_have_many_shapes(embedder: httpx.Client, given: Any, count: int) -> None:
     """Each gives its vectors in order."""
     assert [result["index"] for result in embedded(embedder, input=given)] == list(range(count))
 
@@ -125,7 +125,7 @@ def test_vectors_are_normalised_as_asked(embedder: httpx.Client) -> None:
         {"content": "the " * 5000},
     ],
 )
-def test_what_cannot_be_embedded_is_refused(embedder: httpx.Client, body: dict[str, Any]) -> None:
+def test_values_that_cannot_be_embedded_are_refused(embedder: httpx.Client, body: dict[str, Any]) -> None:
     """In llama-server's shape."""
     response = embedder.post("/embedding", json=body)
     assert response.status_code == 400

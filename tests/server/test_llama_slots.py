@@ -145,7 +145,7 @@ def test_a_file_that_is_none_is_refused(slots: httpx.Client, folder: Path) -> No
         ("0", "restore", {}),
     ],
 )
-def test_what_is_no_action_on_a_slot_is_refused(
+def test_invalid_action_on_a_slot_is_refused(
     slots: httpx.Client, number: str, action: str, body: dict[str, Any]
 ) -> None:
     """In llama-server's shape."""

@@ -72,7 +72,7 @@ def test_a_chat_has_ollamas_shape(world: OpenAIServer, client: ollama.Client) ->
 
 
 @pytest.mark.parametrize("think", [False, True, "low"])
-def test_a_stream_says_what_the_whole_says(client: ollama.Client, think: Any) -> None:
+def test_a_stream_equals_the_whole_reply(client: ollama.Client, think: Any) -> None:
     """Thinking apart from the text; the last part has the counts and no text."""
     options = {"think": think, "options": {**GREEDY, "num_predict": 40}}
     whole, parts = chat(client, **options), streamed(client, **options)
@@ -264,7 +264,7 @@ def test_a_refusal_is_a_text_that_names_the_field(world: OpenAIServer, body: Any
         assert said in response.json()["error"]
 
 
-def test_what_is_ignored_is_named(world: OpenAIServer) -> None:
+def test_an_ignored_field_is_named(world: OpenAIServer) -> None:
     """In the last line."""
     body = {"model": "other", "messages": STORY, "options": {**GREEDY, "num_ctx": 99}, "odd": 1}
     with world.client() as plain:

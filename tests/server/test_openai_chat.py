@@ -123,7 +123,7 @@ def test_the_usage_of_a_stream_comes_last_and_alone(client: openai.OpenAI) -> No
     assert all(chunk.usage is None for chunk in streamed(client))
 
 
-def test_logprobs_of_a_stream_are_those_of_the_whole(client: openai.OpenAI) -> None:
+def test_logprobs_of_a_stream_match_the_whole(client: openai.OpenAI) -> None:
     """One record a token, with the bytes of each."""
     raw = {"reasoning_format": "none"}
     whole = chat(client, logprobs=True, top_logprobs=2, extra_body=raw).choices[0]

@@ -251,7 +251,7 @@ def test_a_refusal_has_openais_shape_and_comes_before_any_event(
         b'{"a\\ud800": 1}',
     ],
 )
-def test_what_is_no_json_is_refused(world: OpenAIServer, body: bytes) -> None:
+def test_invalid_json_is_refused(world: OpenAIServer, body: bytes) -> None:
     """Numbers and letters that JSON has not are no JSON."""
     with world.client() as client:
         response = client.post("/v1/completions", content=body, headers={"content-type": "application/json"})

@@ -42,7 +42,7 @@ def embed(client: openai.OpenAI, given: Any = TEXTS, **options: Any) -> np.ndarr
     return np.array([entry.embedding for entry in response.data])
 
 
-def test_embeddings_are_those_of_the_library(client: openai.OpenAI) -> None:
+def test_embeddings_match_the_library(client: openai.OpenAI) -> None:
     """Of length 1, in the order of the texts, with their tokens counted."""
     response = client.embeddings.create(model="tale", input=TEXTS)
     with LLM(**EXACT, num_slots=1, n_ctx=1024) as llm:

@@ -242,7 +242,7 @@ def test_a_call_can_be_required(client: openai.OpenAI, choice: Any) -> None:
         assert {call.name for call in calls} == {"weather"}
 
 
-def test_logprobs_are_those_of_the_tokens_of_the_text(client: openai.OpenAI) -> None:
+def test_logprobs_match_the_tokens_of_the_text(client: openai.OpenAI) -> None:
     """Not of thinking, in a stream as without one."""
     options: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
     response, events = respond(client, **options), streamed(client, **options)
@@ -365,7 +365,7 @@ def test_a_response_is_not_stored_where_the_request_says_so(client: openai.OpenA
     assert response.model_extra["store"] is False
 
 
-def test_input_items_are_those_of_the_conversation(client: openai.OpenAI) -> None:
+def test_input_items_match_the_conversation(client: openai.OpenAI) -> None:
     """By pages, the latest first; with ids for items that had none."""
     first = respond(
         client,

@@ -261,7 +261,7 @@ def test_another_key_sees_no_stream(worlds: Worlds) -> None:
         ({**QUERY, "from": "1" * 21}, 400),
     ],
 )
-def test_what_cannot_be_read_is_refused(worlds: Worlds, params: dict[str, str], status: int) -> None:
+def test_values_that_cannot_be_read_are_refused(worlds: Worlds, params: dict[str, str], status: int) -> None:
     """With a status, before any event."""
     world = worlds()
     world.client.post("/v1/probe", json=STREAM, headers=CONVERSATION)

@@ -46,7 +46,7 @@ def test_other_routes_are_as_they_are_without_a_page(worlds: Any) -> None:
     assert client.post("/assets/a.js").status_code == 404
 
 
-def test_without_the_document_its_paths_are_those_of_the_page(worlds: Any, tmp_path: Path) -> None:
+def test_without_the_document_its_paths_match_the_page(worlds: Any, tmp_path: Path) -> None:
     """Paths that the page does not have are 404, without a key and for any method."""
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "index.html").write_text("of the page")
@@ -83,7 +83,7 @@ def test_a_page_that_was_not_built_leaves_links_and_a_sentence(worlds: Any, monk
     assert 'href="/health"' in page.text
 
 
-def test_a_folder_of_ones_own_is_served_in_place_of_the_page(worlds: Any, tmp_path: Path) -> None:
+def test_a_folder_of_the_user_is_served_in_place_of_the_page(worlds: Any, tmp_path: Path) -> None:
     """In parts too, as for a film; the server's own routes win over its files."""
     (tmp_path / "index.html").write_text("mine")
     (tmp_path / "health").write_text("not this")

@@ -135,7 +135,7 @@ def test_a_signature_shows_each_keyword(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_defaults_of_requests_are_those_of_the_records(name: str) -> None:
+def test_defaults_of_requests_match_the_records(name: str) -> None:
     """The default that `help` shows for a keyword is the method's default; a chat has no limit on its length."""
     found = shown(REQUESTS[name])
     is_chat = "chat" in name or "Conversation" in name
@@ -155,7 +155,7 @@ def test_defaults_of_requests_are_those_of_the_records(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LOADS)
-def test_defaults_of_loading_are_those_of_the_records(name: str) -> None:
+def test_defaults_of_loading_match_the_records(name: str) -> None:
     """The value that `help` shows for an option of an engine is the default."""
     found = shown(LOADS[name])
     expected = {**defaults(EngineConfig()), **defaults(ContextOptions())}

@@ -142,7 +142,7 @@ def test_a_device_without_an_end_is_an_error(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", OPENERS)
 @pytest.mark.parametrize("kind", ["folder", "loop", "socket", "missing"])
-def test_what_is_no_file_is_an_error(tmp_path: Path, name: str, kind: str) -> None:
+def test_invalid_file_is_an_error(tmp_path: Path, name: str, kind: str) -> None:
     """A folder, a loop of links, a socket, nothing at all."""
     path = tmp_path / "file"
     with socket.socket(socket.AF_UNIX) as listener:

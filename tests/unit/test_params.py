@@ -27,7 +27,7 @@ INTEGERS = ["top_k", "mirostat", "penalty_last_n", "dry_allowed_length", "dry_pe
 OPTIONAL_INTEGERS = ["max_tokens", "logprobs", "prompt_logprobs", "seed"]
 
 
-def test_the_defaults_are_those_of_the_design() -> None:
+def test_the_defaults_match_the_design() -> None:
     """Without arguments the values are llama.cpp's and the documented values."""
     params = SamplingParams()
     assert (params.max_tokens, params.temperature, params.top_k, params.top_p, params.min_p) == (
@@ -83,7 +83,7 @@ def test_numbers_out_of_range_are_refused_by_name(name: str, value: float) -> No
 
 @pytest.mark.parametrize("name", NUMBERS + INTEGERS)
 @pytest.mark.parametrize("value", [True, "1", [1], b"1", 1j])
-def test_what_is_no_number_is_refused_by_name(name: str, value: Any) -> None:
+def test_invalid_number_is_refused_by_name(name: str, value: Any) -> None:
     """Bools and strings are no numbers: InvalidType, which is a TypeError."""
     with pytest.raises(InvalidType, match=f"{name} must be") as caught:
         SamplingParams(**{name: value})

@@ -215,7 +215,7 @@ def test_token_ids_refuses_items_of_other_types(bad: Any) -> None:
 
 
 @pytest.mark.parametrize("values", ["12", b"12", 3, None, {1, 2}, iter([1]), memoryview(b"1")])
-def test_token_ids_refuses_what_is_no_sequence_of_integers(values: Any) -> None:
+def test_token_ids_refuses_invalid_sequence_of_integers(values: Any) -> None:
     """Text, bytes, sets and iterators are no sequences of token ids."""
     with pytest.raises(InvalidType, match=r"^prompt must be a sequence of token ids, not "):
         validation.token_ids("prompt", values, 10)

@@ -25,7 +25,7 @@ def test_paceline_has_bytecode_also_where_python_writes_none(tmp_path: Path, mon
     assert [path.name.partition(".")[0] for path in module.parent.glob("__pycache__/*.pyc")] == ["noun"]
 
 
-def test_what_cannot_be_compiled_ends_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_that_cannot_be_compiled_end_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The measured core would be no installed package."""
     package(tmp_path, monkeypatch).write_text("def")
     with pytest.raises(SystemExit, match="ended with 1"):

@@ -23,7 +23,7 @@ def flag(flags: tuple[str, ...], name: str) -> int:
 
 
 @pytest.mark.parametrize("workload", WORKLOADS.values(), ids=lambda workload: workload.name)
-def test_requests_wait_for_earlier_ones_only(workload: Workload) -> None:
+def test_requests_wait_for_earlier_requests_only(workload: Workload) -> None:
     """So no workload waits forever."""
     for number, request in enumerate(workload.requests):
         assert all(other < number for other in request.after)

@@ -228,7 +228,7 @@ def test_tools_that_no_rewrite_shows_refuse_nothing(tools: str, num_rendered: in
     assert rendered(fitter, template, [SYSTEM, USER, SYSTEM, REPLY], has_tools=True) == wanted
 
 
-def test_places_in_errors_are_those_of_the_caller() -> None:
+def test_places_in_errors_match_the_caller() -> None:
     """Messages that were merged into the first one count."""
     template = Template(lambda messages: plain([message for message in messages if message["role"] != "assistant"]))
     for num_merged in (0, 2):

@@ -99,7 +99,7 @@ def test_leaving_cancels_and_frees_the_slot(chats: FakeChats) -> None:
     assert chats._engine.num_open == 0 or chats._engine.slots()
 
 
-def test_a_cancelled_stream_has_what_was_generated(chats: FakeChats) -> None:
+def test_a_cancelled_stream_has_its_text_so_far(chats: FakeChats) -> None:
     """After cancel the rest can be read, and the reply has the reason."""
     with chats.stream_chat(HELLO, max_tokens=3000, ignore_eos=True) as stream:
         first = stream.get()

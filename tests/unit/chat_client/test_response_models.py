@@ -118,7 +118,7 @@ def test_other_text_is_refused(text: str) -> None:
         ResponseModel(Animal).parse(text)
 
 
-def test_what_is_no_type_is_refused() -> None:
+def test_invalid_type_is_refused() -> None:
     """With the name of the option."""
     with pytest.raises(InvalidParams, match="response_model"):
         ResponseModel(3)  # type: ignore[arg-type]
@@ -321,7 +321,7 @@ def constraint_of(kind: Any) -> tuple[ResponseModel[Any], Constraint]:
 
 
 @pytest.mark.parametrize("name", IMPOSSIBLE)
-def test_what_is_no_instance_cannot_be_generated(name: str) -> None:
+def test_invalid_instance_cannot_be_generated(name: str) -> None:
     """Texts of instances can, and parse."""
     kind, instances, others = IMPOSSIBLE[name]
     model, constraint = constraint_of(kind)
@@ -376,7 +376,7 @@ TABLE_SIZE = len(TABLE.pieces)
     ],
     ids=repr,
 )
-def test_what_cannot_be_enforced_is_parsed_afterwards(kind: Any, instance: str, other: str) -> None:
+def test_values_that_cannot_be_enforced_are_parsed_afterwards(kind: Any, instance: str, other: str) -> None:
     """The schema compiles without it."""
     model, constraint = constraint_of(kind)
     assert writes(constraint.copy(), instance)

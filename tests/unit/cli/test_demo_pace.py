@@ -81,7 +81,7 @@ def test_there_is_no_rest_without_a_limit_or_in_a_hurry_or_in_slow_ticks(ticks_p
     assert clock.now() == pytest.approx(0.03) and pace.rested_s == 0
 
 
-def test_figures_are_those_of_an_engine_that_never_rests() -> None:
+def test_figures_match_an_engine_that_never_rests() -> None:
     """Times to and between tokens, and the whole, are the same held back and not."""
     slow, fast = rehearsed(10)[0], rehearsed(0)[0]
     assert slow.elapsed_s == pytest.approx(fast.elapsed_s) == pytest.approx(0.03)

@@ -70,7 +70,7 @@ def test_a_dash_reads_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
         ([{"prompt": "a", "logit_bias": {"x": 1}}], "request 1: logit_bias: the token id must be an integer"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_request_and_field(tmp_path: Path, content: Any, message: str) -> None:
+def test_an_error_is_named_with_its_request_and_field(tmp_path: Path, content: Any, message: str) -> None:
     """The number of the request, the field, and the allowed values."""
     with pytest.raises(InvalidParams) as raised:
         read(tmp_path, content)
@@ -99,12 +99,12 @@ def test_a_limit_shortens_and_never_lengthens() -> None:
     assert options_of(asked, "max_tokens", 1, None) == [5, None, 256, 50]
 
 
-def test_seeds_count_on_and_keep_explicit_ones() -> None:
+def test_seeds_count_on_and_keep_explicit_values() -> None:
     """Two requests with the same prompt have different outputs, and a seed of a request's own stays."""
     assert options_of(["a", {"prompt": "b", "seed": 7}, "c"], "seed", 2**32 - 2, None) == [2**32 - 2, 7, 0]
 
 
-def test_a_limit_of_the_backlog_keeps_explicit_ones() -> None:
+def test_a_limit_of_the_backlog_keeps_explicit_limits() -> None:
     """A limit of the request's own stays."""
     asked = ["a", {"prompt": "b", "max_buffered_tokens": 7}]
     assert options_of(asked, "max_buffered_tokens", 1, None, 16) == [16, 7]

@@ -16,7 +16,7 @@ def test_file_types_have_the_names_of_the_format() -> None:
 
 
 @pytest.mark.parametrize(("text", "number"), [("12", 12), (None, None), ("[1, 2]", None)])
-def test_what_is_no_count_is_left_out(text: str | None, number: int | None) -> None:
+def test_invalid_count_is_left_out(text: str | None, number: int | None) -> None:
     """Some models have a list, one a layer."""
     assert _number(text) == number
 

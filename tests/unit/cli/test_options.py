@@ -155,7 +155,7 @@ def test_values_out_of_range_are_refused(args: tuple[str, ...], words: str) -> N
         sampling(*args)
 
 
-def test_defaults_are_those_of_the_fields_unless_the_command_has_its_own() -> None:
+def test_defaults_match_the_fields_unless_the_command_has_its_own() -> None:
     """`paceline chat` has no limit on the tokens of a reply."""
     assert sampling(max_tokens=-1) == SamplingParams(max_tokens=None)
     assert sampling("-n", "5", max_tokens=-1) == SamplingParams(max_tokens=5)

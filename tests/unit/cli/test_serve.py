@@ -93,7 +93,7 @@ def test_notes_are_printed_before_the_server_starts(server: Server) -> None:
         (["--", "x"], "unexpected '--'"),
     ],
 )
-def test_what_is_wrong_is_one_line_and_exit_code_2(server: Server, args: list[str], message: str) -> None:
+def test_an_error_is_one_line_and_exit_code_2(server: Server, args: list[str], message: str) -> None:
     """The command exits without serving."""
     result = invoke(*args)
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)

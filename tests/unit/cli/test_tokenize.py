@@ -38,7 +38,7 @@ def test_ids_are_read_in_the_forms_people_have_them(text: str) -> None:
     assert _parse_ids(text) == [1, 2, 3]
 
 
-def test_what_is_no_id_is_refused() -> None:
+def test_invalid_id_is_refused() -> None:
     """The message shows the given value."""
     with pytest.raises(InvalidParams, match=r"whole numbers, not '1 two'"):
         _parse_ids("1 two")

@@ -112,7 +112,7 @@ def test_comments_of_a_stream_are_passed_over() -> None:
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8080", "ftp://x", "http://", "", "http://[::1"])
-def test_what_is_no_url_is_refused(url: str) -> None:
+def test_invalid_url_is_refused(url: str) -> None:
     """Before anything is connected to."""
     with pytest.raises(InvalidParams, match="URL"):
         ServerEvents(url)

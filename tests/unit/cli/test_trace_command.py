@@ -57,7 +57,7 @@ def test_a_truncated_trace_is_shown_with_a_note(path: Path) -> None:
     assert "ends within a line, which was left out" in result.stderr
 
 
-def test_what_is_no_trace_is_one_line_and_exit_1(tmp_path: Path) -> None:
+def test_invalid_trace_is_one_line_and_exit_1(tmp_path: Path) -> None:
     """A file that is not a trace is an error, and no page is written."""
     (tmp_path / "model.gguf").write_bytes(b"GGUF\n")
     result = invoke("show", tmp_path / "model.gguf", "--html", tmp_path / "out.html")

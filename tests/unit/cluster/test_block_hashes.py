@@ -41,7 +41,7 @@ def test_a_request_without_the_cache_has_no_hashes() -> None:
     assert hash_prompt(PROMPT, RequestOptions(cache_prompt=False)).hashes == ()
 
 
-def test_what_is_no_prompt_is_refused() -> None:
+def test_invalid_prompt_is_refused() -> None:
     """By the place of the error; NumPy's integers are right."""
     with pytest.raises(InvalidType, match="token_ids must be a sequence of token ids, not str"):
         hash_prompt("text", RequestOptions())  # type: ignore[arg-type]

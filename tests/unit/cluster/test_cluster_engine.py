@@ -255,7 +255,7 @@ def test_draining_lets_streams_finish() -> None:
         assert tokens(read(channel)) == alone("whole", 20)
 
 
-def test_slots_and_metrics_are_those_of_all_replicas() -> None:
+def test_slots_and_metrics_match_all_replicas() -> None:
     """Slots are listed in a row, and counters are sums over the replicas."""
     with cluster("a", "b") as (world, engine):
         for index in range(4):

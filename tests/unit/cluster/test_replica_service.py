@@ -91,7 +91,7 @@ def test_times_travel_as_ages() -> None:
     with_service(test)
 
 
-def test_what_is_wrong_with_a_request_is_its_last_part() -> None:
+def test_an_error_in_a_request_is_its_last_part() -> None:
     """An engine that refuses a request says so to its front, and takes the next one."""
 
     async def test(service: ReplicaService, replica: MemoryReplica, clock: ManualClock) -> None:

@@ -156,7 +156,7 @@ def test_a_replica_that_has_not_reported_is_taken_for_idle() -> None:
     assert set(order(Router(Random(1)), "xyz")) == {"x", "y", "z"}
 
 
-def test_costs_that_were_not_measured_yet_are_those_of_the_others() -> None:
+def test_costs_that_were_not_measured_yet_match_the_others() -> None:
     """A replica that has just started is not the best at everything."""
     unmeasured = report(prefill_token_s=0.0, tick_s=0.0, slot_s=0.0, waiting_tokens=200)
     router = router_of(a=unmeasured, b=report())

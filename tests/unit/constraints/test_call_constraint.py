@@ -185,7 +185,7 @@ def test_long_text_is_dropped_and_a_call_found_behind_it() -> None:
         ({"call_grammar": {"lark": LARK, "triggers": ("x",)}, "regex": "a"}, InvalidParams, "no other constraint"),
     ],
 )
-def test_what_is_wrong_is_refused(options: dict[str, Any], error: type[Exception], words: str) -> None:
+def test_an_error_is_refused(options: dict[str, Any], error: type[Exception], words: str) -> None:
     """With the field."""
     with pytest.raises(error, match=words):
         COMPILER.compile(SamplingParams(**options))

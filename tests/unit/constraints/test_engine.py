@@ -238,7 +238,9 @@ def test_a_constraint_that_raises_fails_alone() -> None:
         ({"thinking": "yes"}, InvalidType, "thinking"),
     ],
 )
-def test_what_cannot_be_followed_is_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_values_that_cannot_be_followed_are_refused(
+    options: dict[str, Any], error: type[Exception], message: str
+) -> None:
     """Before the request is queued, by its name and place; the engine goes on."""
     engine = FakeEngine()
     with pytest.raises(error, match=message):

@@ -105,7 +105,7 @@ REFUSED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", REFUSED, ids=[str(item)[:40] for item in REFUSED])
-def test_what_would_compile_for_long_is_refused_at_once(options: dict[str, Any]) -> None:
+def test_input_that_would_compile_for_long_is_refused_at_once(options: dict[str, Any]) -> None:
     begin = time.monotonic()
     with pytest.raises(GrammarError):
         check_constraint(SamplingParams(**options))

@@ -198,7 +198,7 @@ NUMBER, INTEGER = {"type": "number"}, {"type": "integer"}
         ({**INTEGER, "multipleOf": 7}, "7" * 17, False),
     ],
 )
-def test_numbers_have_at_most_16_digits_unless_the_schema_has_longer_ones(
+def test_numbers_have_at_most_16_digits_unless_the_schema_has_longer_numbers(
     schema: Any, text: str, is_written: bool
 ) -> None:
     """Before the point, and after it; an exponent has two. Digits in texts and names are no numbers."""

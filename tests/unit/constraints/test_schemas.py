@@ -63,7 +63,7 @@ ENFORCED: list[tuple[Any, list[Any], list[Any]]] = [
 
 
 @pytest.mark.parametrize(("schema", "valid", "invalid"), ENFORCED)
-def test_what_is_accepted_is_enforced(schema: Any, valid: list[Any], invalid: list[Any]) -> None:
+def test_accepted_keywords_are_enforced(schema: Any, valid: list[Any], invalid: list[Any]) -> None:
     """Valid values can be written, invalid values cannot."""
     tests = [
         {"data": item, "valid": is_valid} for group, is_valid in ((valid, True), (invalid, False)) for item in group
@@ -224,7 +224,7 @@ def test_a_keyword_of_the_wrong_type_is_refused_by_its_name(wrong: dict[str, Any
         {"type": "array", "prefixItems": [{"const": 2}], "items": [{"const": 1}]},
     ],
 )
-def test_what_would_be_enforced_in_part_is_refused(schema: Any) -> None:
+def test_input_that_would_be_enforced_in_part_is_refused(schema: Any) -> None:
     with pytest.raises(GrammarError, match="json_schema"):
         make(schema)
 

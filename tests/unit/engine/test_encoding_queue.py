@@ -80,7 +80,7 @@ def test_requests_are_encoded_in_order(encoder: Encoder) -> None:
         assert encoder.nice is not None and encoder.nice > os.getpriority(os.PRIO_PROCESS, 0)
 
 
-def test_a_cancel_ends_what_waits_at_once_and_what_is_encoded_early(encoder: Encoder) -> None:
+def test_a_cancel_ends_what_waits_at_once_and_running_encodings_early(encoder: Encoder) -> None:
     """Others stay; a key that is not there is no error."""
     for key, job in enumerate("abc"):
         encoder.queue.put(key, job, math.inf, key)

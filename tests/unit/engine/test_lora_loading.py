@@ -234,7 +234,7 @@ def test_an_adapter_that_is_replaced_while_a_request_is_accepted_is_renewed(
     engine.close()
 
 
-def test_what_is_no_adapter_is_refused_and_its_name_stays_free(engine: EngineClient, files: list[str]) -> None:
+def test_invalid_adapter_is_refused_and_its_name_stays_free(engine: EngineClient, files: list[str]) -> None:
     """A missing file, a folder, an empty one, a file's name that is too long; a name that is taken, empty, no text or no line."""
     empty = Path(files[0]).with_name("empty.gguf")
     empty.touch()

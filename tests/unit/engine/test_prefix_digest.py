@@ -143,7 +143,7 @@ def test_a_walk_over_many_nodes_ends_early() -> None:
     assert digest(world, 100, block_tokens=16).is_complete
 
 
-def test_what_is_no_token_id_has_no_hash() -> None:
+def test_invalid_token_id_has_no_hash() -> None:
     """Text and bytes are refused, and so is a number that no vocabulary has."""
     with pytest.raises(InvalidType, match="token_ids must be a sequence of token ids, not bytes"):
         prefix_hash(b"1234", RequestOptions())  # type: ignore[arg-type]

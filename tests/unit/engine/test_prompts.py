@@ -81,7 +81,7 @@ def test_an_empty_prompt_is_refused(prompt: object) -> None:
 
 
 @pytest.mark.parametrize("prompt", [[-1], [300], [10_000_000], [1, True], [1.5], ["a"], b"ab", None, 7, {"a": 1}])
-def test_what_is_no_prompt_is_refused(prompt: object) -> None:
+def test_invalid_prompt_is_refused(prompt: object) -> None:
     """Ids beyond the vocabulary, other types and text that is none raise before anything begins."""
     with pytest.raises(InvalidParams):
         ids_of(prompt)

@@ -44,7 +44,7 @@ def test_submit_returns_while_the_engine_is_busy() -> None:
         assert reason_of(second) in Ended
 
 
-def test_streams_are_what_they_are_alone() -> None:
+def test_streams_are_the_same_as_alone() -> None:
     """Twenty requests at once on four slots read as each does by itself."""
     with Running() as engine:
         prompts = [f"prompt {index}" for index in range(20)]
@@ -301,7 +301,7 @@ def test_shutdown_that_drains_lets_everything_finish() -> None:
     assert engine.backend.is_closed
 
 
-def test_shutdown_ends_what_runs_and_what_waits() -> None:
+def test_shutdown_ends_running_and_waiting_requests() -> None:
     """Without drain streams end with SHUTDOWN, futures with an error, though a pass was in the way."""
     engine = Running(num_slots=2, max_requests=8, eos_every=10**9)
     engine.hold()

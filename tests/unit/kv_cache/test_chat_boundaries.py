@@ -52,7 +52,7 @@ def test_a_system_prompt_is_shared_from_the_second_conversation_on(kind: str) ->
 
 @pytest.mark.parametrize("kind", UNCUT)
 @pytest.mark.parametrize("thinks", [False, True])
-def test_the_next_turn_computes_what_is_new_though_thinking_is_left_out(kind: str, thinks: bool) -> None:
+def test_the_next_turn_computes_new_tokens_though_thinking_is_left_out(kind: str, thinks: bool) -> None:
     """Its prompt differs from the last before the header of the reply, or after the reply if nothing is left out."""
     world = Rig(kind=kind)
     chat = Chat(message(0, text(200, 1)), thinks)

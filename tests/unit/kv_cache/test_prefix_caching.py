@@ -33,7 +33,7 @@ def test_the_same_prompt_again_computes_one_token(kind: str) -> None:
     world.check_done()
 
 
-def test_forks_of_a_running_conversation_compute_what_is_new() -> None:
+def test_forks_of_a_running_conversation_compute_new_tokens() -> None:
     """Four that continue another at its current end, its generated tokens included, share with it while it runs."""
     world = Rig(limits={"num_slots": 5})
     source = world.begin(text(600), 40)

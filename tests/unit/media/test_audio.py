@@ -57,7 +57,7 @@ def test_format_rate_and_length_come_from_the_header(data: bytes, kind: str, rat
     assert repr(found) == f"Audio({num_frames / rate:.1f} s, {rate} Hz, {kind})"
 
 
-def test_what_is_no_sound_is_left_out() -> None:
+def test_invalid_sound_is_left_out() -> None:
     """Tags and pictures, so that the same sound is found in caches whatever stands around it."""
     chunk = b"LIST" + struct.pack("<I", 5) + b"INFO!\0"
     assert Audio(wav_file(int16(TONE), extra=chunk)).data == Audio(WAV).data
@@ -211,7 +211,7 @@ def test_an_array_is_copied() -> None:
         (("/no/such/file.wav",), InvalidParams, "/no/such/file.wav"),
     ],
 )
-def test_what_is_no_audio_is_refused(arguments: tuple[Any, ...], error: type[Exception], words: str) -> None:
+def test_invalid_audio_is_refused(arguments: tuple[Any, ...], error: type[Exception], words: str) -> None:
     """With its kind."""
     with pytest.raises(error, match=words):
         Audio(*arguments)

@@ -161,7 +161,7 @@ def test_arrays_become_rgb() -> None:
         ("/no/such/file.png", InvalidParams, "/no/such/file.png"),
     ],
 )
-def test_what_is_no_image_is_refused(source: Any, error: type[Exception], words: str) -> None:
+def test_invalid_image_is_refused(source: Any, error: type[Exception], words: str) -> None:
     """With its kind."""
     with pytest.raises(error, match=words):
         Image(source)

@@ -83,7 +83,7 @@ def test_arguments_are_over_the_file(tmp_path: Path) -> None:
         ("[defaults]\naliases = ['b']", r"\[defaults\]: aliases are of one model"),
     ],
 )
-def test_what_is_wrong_is_named_with_file_table_and_key(tmp_path: Path, text: str, words: str) -> None:
+def test_an_error_is_named_with_file_table_and_key(tmp_path: Path, text: str, words: str) -> None:
     """One line has the place of the error and the allowed values."""
     with pytest.raises(InvalidParams, match=words) as caught:
         read_models_file(written(tmp_path, text))

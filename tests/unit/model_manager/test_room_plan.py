@@ -82,7 +82,7 @@ def test_relief_evicts_no_more_than_it_must(residents: Models, limits: ManagerSe
         assert is_within == (number == len(victims)) or (number == len(victims) == len(idle))
 
 
-def test_idle_models_go_before_busy_ones() -> None:
+def test_idle_models_go_before_busy_models() -> None:
     """Also if the busy model was used longer ago."""
     residents = [resident("busy", 5, "busy", 1), resident("idle", 5, "idle", 9)]
     assert plan_room(5, residents, ManagerSettings(memory_budget=10), may_interrupt=True) == [residents[1]]

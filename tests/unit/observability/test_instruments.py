@@ -65,7 +65,7 @@ def test_the_engine_s_own_instrument_comes_first_and_is_not_counted() -> None:
         Instruments([other, 3], own=own)  # type: ignore[list-item]
 
 
-def test_the_hooks_are_those_of_the_base_class() -> None:
+def test_the_hooks_match_the_base_class() -> None:
     """Every public method of the base class is a hook, and nothing else is."""
     assert {"request_queued", "tick_finished", "paused", "prefix_instability"} <= set(HOOKS)
     assert all(hook in vars(Instruments) for hook in HOOKS)
@@ -146,7 +146,7 @@ def test_an_interrupt_propagates_and_removes_no_instrument() -> None:
         ("metrics", r"instruments\[0\] must be an Instrument, not a str"),
     ],
 )
-def test_what_is_no_instrument_is_refused(given: Any, message: str) -> None:
+def test_invalid_instrument_is_refused(given: Any, message: str) -> None:
     """The message has its index and its type."""
     with pytest.raises(InvalidType, match=message):
         Instruments(given)

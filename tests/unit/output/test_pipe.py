@@ -26,7 +26,7 @@ def test_the_text_before_a_stop_is_complete() -> None:
     assert pipe.finish() == TextPiece((), "\ufffd")
 
 
-def test_the_end_delivers_what_was_held_back() -> None:
+def test_the_end_delivers_held_back_text() -> None:
     """A sequence that ends for another reason loses no ids and no text."""
     pipe = TextPipe(PIECES, ["<end>"])
     assert pipe.push(6) == TextPiece((), "")

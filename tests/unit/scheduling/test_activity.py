@@ -107,7 +107,7 @@ def test_a_failure_of_the_engine_begins_another_log() -> None:
     assert after.slots.num_processing == 0
 
 
-def test_marks_say_what_happened_to_each_sequence() -> None:
+def test_marks_say_the_fate_of_each_sequence() -> None:
     """A start, an end in a slot, a cancel in the queue, with its slot if it had one."""
     world = World(limits={"num_slots": 1}, eos_every=ENDLESS)
     observe(world)

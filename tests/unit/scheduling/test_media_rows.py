@@ -138,7 +138,7 @@ def test_a_part_of_an_item_fits_the_target_of_those_that_decode() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_equal_pictures_share_a_prefix_and_different_ones_do_not(kind: str) -> None:
+def test_equal_pictures_share_a_prefix_and_different_pictures_do_not(kind: str) -> None:
     """Text in front is shared by all, a picture by the prompts that have the same one in the same place."""
     world = MediaWorld(kind=kind, window=8, num_cells=2000)
     first = world.ask(TEXT, CAT, TEXT, "one?")

@@ -126,7 +126,7 @@ def test_the_error_for_an_unknown_name_has_the_nearest_and_the_ways_out() -> Non
         ("broken_strategies:Own", "RuntimeError: no such luck"),
     ],
 )
-def test_what_cannot_be_loaded_is_named_with_the_reason(own_module: str, path: str, reason: str) -> None:
+def test_values_that_cannot_be_loaded_are_named_with_the_reason(own_module: str, path: str, reason: str) -> None:
     """Whatever an import or a constructor raises comes with the strategy's name."""
     with pytest.raises(InvalidParams, match=rf"^strategy '{path}' cannot be loaded: .*{reason}") as caught:
         resolve_strategy(path)

@@ -180,7 +180,7 @@ def test_first_come_first_served_starves_no_sequence() -> None:
     check_strategy(Ordered(lambda seq: seq.order))
 
 
-def test_what_is_no_strategy_is_refused_as_by_the_engine() -> None:
+def test_invalid_strategy_is_refused_as_by_the_engine() -> None:
     """An object without a plan, an unknown name and a bad seed are errors of the call."""
     with pytest.raises(InvalidType, match="method plan"):
         check_strategy(object())  # type: ignore[arg-type]

@@ -120,7 +120,7 @@ def test_the_header_names_the_encoding(values: list[bytes], expected: str | None
 
 
 @pytest.mark.parametrize("values", [[b"br"], [b"x-zstd"], [b"gzip, gzip"], [b"gzip", b"zstd"], [b"\xff" * 500]])
-def test_other_encodings_and_several_at_once_are_a_415_that_lists_the_known_ones(values: list[bytes]) -> None:
+def test_other_encodings_and_several_at_once_are_a_415_that_lists_the_known_names(values: list[bytes]) -> None:
     """A body that is compressed twice can be a thousand times a thousand times larger."""
     with pytest.raises(ApiException) as raised:
         content_encoding([(b"content-encoding", value) for value in values])

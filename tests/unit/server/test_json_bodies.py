@@ -64,7 +64,7 @@ def test_more_lists_objects_and_fields_than_a_body_can_mean_are_refused() -> Non
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b'"\\ud800"', b"NaN", b"[" * 100_000])
-def test_what_is_no_json_is_refused_as_such(body: bytes, monkeypatch: Any) -> None:
+def test_invalid_json_is_refused_as_such(body: bytes, monkeypatch: Any) -> None:
     """In a way that routes know."""
     monkeypatch.setattr(json_bodies, "_MAX_PARTS", 10**6)
     with pytest.raises(json.JSONDecodeError):

@@ -41,7 +41,7 @@ def test_the_page_allows_no_inline_code_and_is_checked_each_time() -> None:
     ("accepted", "is_compressed"),
     [("gzip", True), ("br, gzip;q=0.5", True), ("*", True), ("br", False), ("", False), ("gzip;q=0", False)],
 )
-def test_a_file_is_compressed_for_those_who_accept_it(accepted: str, is_compressed: bool) -> None:
+def test_a_file_is_compressed_for_clients_that_accept_it(accepted: str, is_compressed: bool) -> None:
     """Under a tag of its own."""
     plain, found = get(built(), "/assets/a-1.js"), get(built(), "/assets/a-1.js", accept_encoding=accepted)
     assert ("content-encoding" in found.headers) is is_compressed

@@ -218,7 +218,7 @@ def test_a_list_of_one_is_that_one() -> None:
         ([one := NgramDrafter(), one], InvalidParams, "twice"),
     ],
 )
-def test_what_is_no_chain_is_refused(value: Any, kind: type[Exception], says: str) -> None:
+def test_invalid_chain_is_refused(value: Any, kind: type[Exception], says: str) -> None:
     """With the part that is wrong."""
     with pytest.raises(kind, match=says) as error:
         resolve_drafter(value)

@@ -108,7 +108,7 @@ def test_a_name_leads_to_a_drafter(value: Any) -> None:
     assert isinstance(resolve_drafter(value), NgramDrafter)
 
 
-def test_a_drafter_of_ones_own_is_named_or_given() -> None:
+def test_a_drafter_of_the_user_is_named_or_given() -> None:
     """As module:attr, which may be a class with options, or as an object."""
     named = resolve_drafter("paceline.speculation.drafters.ngram:NgramDrafter")
     assert isinstance(named, NgramDrafter)
@@ -132,7 +132,7 @@ def test_a_drafter_of_ones_own_is_named_or_given() -> None:
         ("paceline.demo:demo_model_path", InvalidType, "begin"),
     ],
 )
-def test_what_is_no_drafter_is_refused(value: Any, kind: type[Exception], says: str) -> None:
+def test_invalid_drafter_is_refused(value: Any, kind: type[Exception], says: str) -> None:
     """With the option's name and the allowed values."""
     with pytest.raises(kind, match=says.replace("()", r"\(\)")) as error:
         resolve_drafter(value)

@@ -127,7 +127,7 @@ MEMORIES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("memory", MEMORIES, ids=str)
 @pytest.mark.parametrize("error_rate", [0.0, 0.4])
 @pytest.mark.parametrize("options", ENDINGS)
-def test_output_and_ending_are_those_of_decoding_alone(
+def test_output_and_ending_match_decoding_alone(
     options: dict[str, Any], error_rate: float, memory: dict[str, Any]
 ) -> None:
     """Every ending inside a burst is exact, whatever of a row can be taken back."""

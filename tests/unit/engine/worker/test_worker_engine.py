@@ -126,7 +126,7 @@ def test_a_worker_is_this_interpreter_and_aborts_at_once() -> None:
         assert b"GGML_NO_BACKTRACE=1\0" in (process / "environ").read_bytes()
 
 
-def test_streams_equal_those_of_an_engine_in_this_process() -> None:
+def test_streams_equal_an_engine_in_this_process() -> None:
     """Ids and text are the same, with stops, several choices and logprobs among the options."""
     with engine() as one:
         ids, text, last = read(start(one, "hello", max_tokens=50))
@@ -139,7 +139,7 @@ def test_streams_equal_those_of_an_engine_in_this_process() -> None:
         assert last.stop == "th"
 
 
-def test_what_is_wrong_with_a_request_is_raised_at_submit() -> None:
+def test_an_error_in_a_request_is_raised_at_submit() -> None:
     """On the caller's thread, before anything is sent."""
     with engine() as one:
         with pytest.raises(Unsupported, match="grammars"):
@@ -162,7 +162,7 @@ def test_a_request_that_cannot_go_to_another_process_ends_alone() -> None:
         assert read(other)[:2] == undisturbed("hello", max_tokens=200)
 
 
-def test_what_is_wrong_with_an_engine_is_raised_by_its_constructor() -> None:
+def test_an_error_in_an_engine_is_raised_by_its_constructor() -> None:
     """With the error that the worker met; nothing is left of it."""
     with pytest.raises(ModelLoadError, match="no model 'x'"):
         fake_worker_engine(backend="tests.faulty_backend:refuse", backend_options={"name": "x"})

@@ -576,7 +576,7 @@ def test_flags_that_print_are_recognised(words: list[str], prints: str) -> None:
     assert resolved(*words).prints == prints
 
 
-def test_escapes_are_those_of_llama_server() -> None:
+def test_escapes_match_llama_server() -> None:
     """Unknown escapes and a backslash at the end stay."""
     assert unescaped(r"\n\r\t\'\"\\n\x41\q\x4") == "\n\r\t'\"\\nA\\q\\x4"
     assert unescaped("a\\") == "a\\"

@@ -143,7 +143,7 @@ def test_every_option_of_the_engine_has_a_flag() -> None:
     } <= targets  # which several flags set together
 
 
-def test_no_flag_sets_what_is_no_setting() -> None:
+def test_no_flag_sets_invalid_setting() -> None:
     """Targets are existing fields; the engine's other options are tested with the core."""
     fields = {field.name for field in dataclasses.fields(ServerSettings)}
     for flag in SETTING:

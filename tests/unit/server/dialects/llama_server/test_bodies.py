@@ -57,7 +57,7 @@ def test_null_is_as_good_as_absent() -> None:
     assert body.field_warnings() == []
 
 
-def test_what_is_ignored_is_named_but_for_what_asks_for_nothing() -> None:
+def test_an_ignored_field_is_named_but_for_what_asks_for_nothing() -> None:
     """Unknown fields, and known fields without effect here, unless they have their default."""
     body = CompletionBody.model_validate(
         {"foo": 0, "n_keep": 5, "n_discard": 0, "speculative.n_min": 3, "preserved_tokens": [], "verbose": False}

@@ -58,7 +58,7 @@ def test_the_last_line_has_counts_and_nanoseconds() -> None:
     assert whole(ParsedMessage(), FinishReason.LENGTH)["done_reason"] == "length"
 
 
-def test_lines_say_what_the_whole_says() -> None:
+def test_lines_equal_the_whole_reply() -> None:
     """Text and thinking as they come, calls whole and before the last line."""
     message = ParsedMessage("Let me see.", "Hm.", CALLS)
     deltas = (

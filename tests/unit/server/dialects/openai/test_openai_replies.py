@@ -291,7 +291,7 @@ def test_a_streamed_chat_begins_with_the_role_and_ends_with_the_reason() -> None
     assert payloads[-1]["usage"] == usage_body([USAGE], 0)
 
 
-def test_a_chats_logprobs_streamed_are_those_of_the_whole() -> None:
+def test_a_chats_logprobs_streamed_match_the_whole() -> None:
     """Token by token."""
     a, b, c = (named(token, ONE) for token in b"abc")
     wanted, chunks = options(num_top=1), [chunk("ab", logprobs=(a, b)), last("c", logprobs=(c,))]
