@@ -34,7 +34,7 @@ from paceline.server import (
     running_request,
     service,
 )
-from paceline.server.dialects import request_fields, vectors
+from paceline.server.dialects import request_body, vectors
 from paceline.server.dialects.llama_server import llama_routes
 from paceline.server.flags import setters as flag
 from paceline.server.flags.table import FLAGS
@@ -137,8 +137,8 @@ FIGURES = {
     **{f"`{name}`: texts": f"{count:,}" for name, (count, _, _) in params._TEXTS.items()},
     **{f"`{name}`: characters of a text": f"{length:,}" for name, (_, length, _) in params._TEXTS.items()},
     **{f"`{name}`: characters together": f"{total:,}" for name, (_, _, total) in params._TEXTS.items() if total},
-    "`logit_bias`: entries": f"{request_fields._MAX_BIASES:,}",
-    "`samplers`: names or letters": f"{request_fields._MAX_SAMPLERS:,}",
+    "`logit_bias`: entries": f"{request_body._MAX_BIASES:,}",
+    "`samplers`: names or letters": f"{request_body._MAX_SAMPLERS:,}",
     "`logprobs`, `prompt_logprobs` of a token": f"{BY_NAME['logprobs'].high:,}",
     "candidates of the sampler `infill`": f"{params._MAX_INFILL_CANDIDATES:,}",
     "logits processors": f"{params._MAX_PROCESSORS:,}",
