@@ -458,7 +458,6 @@ class KVCache:
         return states > match.num_tokens
 
     def _touch(self, match: PrefixMatch) -> None:
-        """Mark the prefix from which a sequence is about to start as most recently used."""
         if isinstance(match.source, CachedPrefix):
             self._offloader.touch(match.source)
         if match.node is not None:
@@ -512,7 +511,6 @@ class KVCache:
         return prefix
 
     def _extend(self, sequence: CacheSequence) -> None:
-        """Add the newly computed tokens of a running sequence to the tree."""
         node = self._running[sequence]
         if sequence.num_computed_tokens > node.end:
             tokens = sequence.token_bytes(sequence.num_computed_tokens)

@@ -457,7 +457,6 @@ class RadixTree:
         return node
 
     def _split(self, node: Node, at: int) -> Node:
-        """Split the node at `at` bytes and return the new parent."""
         assert node.parent is not None  # noqa: S101 - a root has no tokens
         upper = Node(node.start, node.tokens[:at], node.parent, owners=dict(node.owners))
         node.parent.children[node.tokens[:TOKEN_BYTES]] = upper

@@ -251,7 +251,6 @@ def from_line(line: str) -> TraceEvent:
 
 
 def _plain(value: Any) -> Any:
-    """Return the value as JSON types."""
     if isinstance(value, float):
         return round(value, _DIGITS)
     if isinstance(value, tuple):
@@ -280,7 +279,6 @@ def _checked(kind: type, found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _value(name: str, hint: Any, value: Any) -> Any:
-    """Return the value as the field's type, if the type occurs in events."""
     if get_origin(hint) is UnionType:
         inner = next(each for each in get_args(hint) if each is not NoneType)
         return None if value is None else _value(name, inner, value)
@@ -313,7 +311,6 @@ def _number(name: str, value: Any) -> float:
 
 
 def _simple(name: str, kind: Any, value: Any) -> Any:
-    """Return an int, a bool or a str."""
     if type(value) is not kind or (kind is int and not _lowest(name) <= value < _END):
         _refuse(name, value)
     return value
@@ -470,7 +467,6 @@ def _why(error: LineError | UnicodeDecodeError) -> str:
 
 
 def _opened(target: object) -> TextIO | None:
-    """Open a path for writing; None if target is no path."""
     if not isinstance(target, (str, os.PathLike)):
         return None
     return Path(target).open("w", encoding="utf-8", newline="\n")

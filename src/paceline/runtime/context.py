@@ -550,7 +550,6 @@ class Context(Closeable):
 
     @property
     def _is_whole(self) -> bool:
-        """Whether a sequence can only be saved and loaded as a whole."""
         return self.memory_class is not MemoryClass.ATTENTION and not self.has_state_apart
 
     def _save_whole(self, seq_id: int, start: int, end: int) -> CellState:

@@ -86,7 +86,6 @@ class Embedder(Closeable):
         self._tokenizer = model.tokenizer
 
     def _make_context(self, room: int) -> Context:
-        """Make a context for texts of up to `room` tokens."""
         # llama.cpp needs n_batch to be a multiple of its sequences, of which recurrent models have twice as many.
         step = 2 * self._max_texts
         n_batch = -(-max(min(room, _PIECE) if self._in_pieces else room, 256) // step) * step
@@ -275,7 +274,6 @@ class MediaEmbedder(Closeable):
         self._is_aborted = False
 
     def _make_context(self, room: int, num_at_once: int) -> Context:
-        """Make a context for prompts of up to `room` tokens, and for passes of `num_at_once` cells."""
         n_batch = -(-num_at_once // _STEP) * _STEP
         sizes: dict[str, Any] = {"n_batch": n_batch, "n_ubatch": n_batch, "n_outputs_max": n_batch}
         sizes.update(n_seq_max=_SCRATCH + 1, n_ctx=max(room, n_batch), kv_unified=True)
@@ -376,7 +374,6 @@ class MediaEmbedder(Closeable):
 
 
 def _decode_part(context: Context, part: MediaPart, position: int, cells: slice) -> None:
-    """Compute cells of an item that begins at a position."""
     if part.embeddings is None:
         raise InvalidParams("a media item has no embeddings; have it encoded before")
     context.decode_embeddings(

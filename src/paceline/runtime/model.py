@@ -344,7 +344,6 @@ def _in_words(n_params: int) -> str:
 
 
 def _as_text(value: Override) -> str:
-    """Format a value as llama.cpp formats metadata."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

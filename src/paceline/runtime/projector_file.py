@@ -145,7 +145,6 @@ def _check_tensors(path: str | Path, file: GgufFile, image_max_tokens: int | Non
 
 
 def _projector(file: GgufFile, modality: str) -> str:
-    """Return the kind of projector of an encoder."""
     found = _value(file, "clip.projector_type", ValueType.STRING)
     found = found or _value(file, f"clip.{modality}.projector_type", ValueType.STRING) or b""
     return str(found, "utf-8", "replace")
@@ -347,7 +346,6 @@ def _num_stacked(num_positions: int, width: int, stack: int) -> int:
 
 
 def _check_rows(path: str | Path, name: str, width: int, shapes: Shapes) -> None:
-    """Check that a matrix takes `width` values."""
     found = shapes.get(name, ())
     _check_shape(path, name, (width, *found[1:]) if len(found) == 2 else (width, 1), shapes)
 

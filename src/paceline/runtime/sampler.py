@@ -275,7 +275,6 @@ def _check_ranges(grammar: str) -> None:
 
 
 def _gbnf_code(char: str) -> int:
-    """Return the code point of a character in the notation of GBNF."""
     if len(char) < 2 or char[0] != "\\":
         return ord(char)
     if len(char) > 2:
@@ -299,6 +298,5 @@ def spaced_grammar(grammar: str, *, is_compact: bool) -> str:
 
 
 def _literal(text: str) -> str:
-    """Format a text as a literal of GBNF."""
     escaped = "".join(c if c.isalnum() or c == " " else f"\\U{ord(c):08X}" for c in text)
     return f'"{escaped}"'

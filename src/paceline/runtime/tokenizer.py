@@ -364,7 +364,6 @@ def _checked_spans(name: str, spans: object, length: int) -> list[tuple[int, int
 
 
 def _byte_spans(text: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Convert positions in characters to positions in UTF-8."""
     result = []
     position = num_bytes = 0
     for start, end in spans:

@@ -71,7 +71,6 @@ class AsyncChunkIterator(Generic[C]):
 
 
 def _of_sender(name: str) -> Any:
-    """Return a read-only property with the sender's value of this name."""
     return property(lambda self: getattr(self._sender, name))
 
 

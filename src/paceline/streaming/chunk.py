@@ -292,7 +292,6 @@ class CompletionOf(Generic[C]):
 
     @property
     def _num_choices(self) -> int | None:
-        """The number of choices for a repr; None for a single choice."""
         return None if len(self.choices) == 1 else len(self.choices)
 
 

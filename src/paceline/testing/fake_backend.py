@@ -815,7 +815,6 @@ def _allowed(constraint: Constraint) -> set[int] | None:
 
 
 def _without_forbidden(row: Row) -> Row:
-    """Return the row with only the drafts that a pass has."""
     sampler = row.sequence.sampler
     num_drafts = (
         sampler.num_to_try(row.drafts) if row.num_drafts and isinstance(sampler, FakeSampler) else row.num_drafts

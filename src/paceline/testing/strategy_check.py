@@ -233,7 +233,6 @@ def _check_views(strategy: BatchStrategy, seed: int) -> None:
 
 
 def _check_load(strategy: BatchStrategy, load: TrialLoad, seed: int) -> None:
-    """Check that every sequence finishes although others keep arriving."""
     trial = StrategyTrial(load, seed)
     num_first = _NUM_ROUNDS * load.num_slots
     while trial.num_done < num_first or trial.num_rest_of(num_first):
@@ -247,7 +246,6 @@ def _check_load(strategy: BatchStrategy, load: TrialLoad, seed: int) -> None:
 
 
 def _plan(strategy: BatchStrategy, view: SchedulerView, budget: int) -> list[TokenAllocation]:
-    """Return the strategy's plan, which keeps the rules."""
     try:
         allocations = strategy.plan(view, budget)
     except Exception as error:
@@ -314,5 +312,4 @@ def _random_sequence(random: Random, key: int, tick: int, chunk_size: int, *, is
 
 
 def _copy(view: SchedulerView) -> SchedulerView:
-    """Return an equal view made of other objects."""
     return msgspec.structs.replace(view, sequences=tuple(copy(sequence) for sequence in view.sequences))
