@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
@@ -14,6 +14,9 @@ from tests.server.running import RunningServer
 from tests.server.world import World
 
 from paceline.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from tests.server.openai_world import OpenAIServer
 
 DEMO_ENGINE: dict[str, Any] = {**EXACT, "isolation": "thread", "num_slots": 4, "n_ctx": 4096}
 
@@ -30,6 +33,15 @@ def client(server: RunningServer) -> Iterator[httpx.Client]:
     """A client of `server`."""
     with server.client() as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[OpenAIServer]:
+    """The demo model behind the default settings, for requests that a test watches."""
+    from tests.server.openai_world import OpenAIServer  # which needs `DEMO_ENGINE`
+
+    with OpenAIServer() as world:
+        yield world
 
 
 @pytest.fixture

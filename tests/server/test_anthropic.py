@@ -31,12 +31,6 @@ PLAIN: Any = {"type": "disabled"}
 WEB_SEARCH: Any = {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
 
 
-@pytest.fixture(scope="module")
-def world() -> Iterator[OpenAIServer]:
-    with OpenAIServer() as world:
-        yield world
-
-
 @pytest.fixture
 def client(world: OpenAIServer) -> Iterator[anthropic.Anthropic]:
     with world.anthropic() as client:

@@ -29,12 +29,6 @@ WEATHER: Any = {
 GREEDY = {"temperature": 0, "repeat_penalty": 1.0, "num_predict": 12}
 
 
-@pytest.fixture(scope="module")
-def world() -> Iterator[OpenAIServer]:
-    with OpenAIServer() as world:
-        yield world
-
-
 @pytest.fixture
 def client(world: OpenAIServer) -> Iterator[ollama.Client]:
     with world.ollama() as client:

@@ -22,12 +22,6 @@ MESSAGES: Any = [
 ]
 
 
-@pytest.fixture(scope="module")
-def world() -> Iterator[OpenAIServer]:
-    with OpenAIServer() as world:
-        yield world
-
-
 @pytest.fixture
 def client(world: OpenAIServer) -> Iterator[openai.OpenAI]:
     with world.openai() as client:

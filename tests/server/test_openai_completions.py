@@ -25,12 +25,6 @@ PROMPT = "abc abc abc abc abc"
 OTHER = "1 2 3 4 5 6"
 
 
-@pytest.fixture(scope="module")
-def world() -> Iterator[OpenAIServer]:
-    with OpenAIServer() as world:
-        yield world
-
-
 @pytest.fixture
 def client(world: OpenAIServer) -> Iterator[openai.OpenAI]:
     with world.openai() as client:

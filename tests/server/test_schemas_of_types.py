@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Iterator
 from datetime import date
 from typing import Annotated, Any, Literal
 
@@ -76,12 +75,6 @@ BODIES: dict[str, tuple[str, dict[str, Any], str]] = {
     "ollama": ("/api/chat", {"messages": MESSAGES, "stream": False, "format": UNIQUE}, "format"),
     "llama-server": ("/completion", {"prompt": "A fox", "n_predict": 40, "json_schema": UNIQUE}, "json_schema"),
 }
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[OpenAIServer]:
-    with OpenAIServer() as world:
-        yield world
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -41,12 +40,6 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[OpenAIServer]:
-    with OpenAIServer() as world:
-        yield world
 
 
 @pytest.mark.parametrize("dialect", BODIES)

@@ -287,13 +287,8 @@ class EngineEvent(NamedTuple):
 class EventReader(Watcher):
     """One client's events. Use it as a context manager, which ends the watch.
 
-    Args:
-        watch: The looks.
-        facts: Further members of each snapshot.
-        tenant: The client's tenant.
-        interval_s: The least time between events, to 10 ms.
-        max_nodes: Most nodes of the tree; 0: no tree.
-        num_past: Most ticks before the first event.
+    facts: further members of each snapshot. interval_s: the least time between events, to 10 ms. max_nodes: most nodes of the
+    tree; 0: no tree. num_past: most ticks before the first event.
     """
 
     def __init__(

@@ -16,17 +16,10 @@ if TYPE_CHECKING:
 
 
 class ModelFront:
-    """Loads once: all callers that wait get the same result or error. On the event loop.
+    """Loads once: all callers that wait get the same result or error. On the event loop. Raises `InvalidParams`.
 
-    Args:
-        settings: The settings.
-        open_engine: In place of an `AsyncLLM` of the settings. Blocks; raises `Aborted` after the event was set.
-
-    Attributes:
-        progress: The share of the model that is loaded, 0 to 1.
-
-    Raises:
-        InvalidParams: An engine option is invalid.
+    open_engine: in place of an `AsyncLLM` of the settings. Blocks; raises `Aborted` after the event was set.
+    progress: the share of the model that is loaded, 0 to 1.
     """
 
     def __init__(

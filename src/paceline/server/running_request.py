@@ -63,15 +63,9 @@ async def start_request(  # noqa: PLR0913 - one request and how it is read
     The request's body must have been read. Use the `RunningRequest` as a context manager. Raises errors of params or options,
     `QueueFull`, `EngineStopped`, `ApiException`; then nothing runs.
 
-    Args:
-        service: The service.
-        request: The HTTP request.
-        prompts: The prompts.
-        params: The sampling parameters of each prompt.
-        options: Keywords of `RequestOptions`.
-        streaming: Whether chunks are read as they come.
-        resumable: Whether chunks are sent as an `EventStream`, which outlives its client with the header X-Conversation-Id.
-        keeps_stream: Whether streamed chunks are also kept, for the end of the response.
+    options: keywords of `RequestOptions`. streaming: whether chunks are read as they come. resumable: whether they are sent as an
+    `EventStream`, which outlives its client with the header X-Conversation-Id. keeps_stream: whether it keeps streamed chunks,
+    for the end of the response.
     """
     context = RequestContext.of(request.scope)
 
@@ -149,20 +143,11 @@ async def run_in_turn(
 ) -> T:
     """Call a function that renders or tokenises a request's texts, in a thread, when it is the request's turn.
 
-    The request's body must have been read.
+    The request's body must have been read. Raises `DeadlineExceeded`, `Cancelled` or `ClientDisconnected` if the request ends
+    before its turn, or between two texts by `while_wanted`.
 
-    Args:
-        service: The service.
-        request: The HTTP request.
-        function: Called once; `while_wanted` ends it early.
-        options: Keywords of `RequestOptions`; their timeouts count from now.
-        num_bytes: Bytes of the texts; None: the bytes of the request's body.
-        watcher: The watcher of the request's client; None if none is active.
-
-    Raises:
-        DeadlineExceeded: The request ran out of time before its turn.
-        Cancelled: It was cancelled by its id before its turn.
-        ClientDisconnected: Its client disconnected before its turn, or between two texts.
+    options: keywords of `RequestOptions`; their timeouts count from now. num_bytes: of the texts; None: of the request's body.
+    watcher: the watcher of the request's client; None if none is active.
     """
     reservation, context = ByteReservation.current.get(), RequestContext.of(request.scope)
     own = DisconnectWatcher(request.receive) if watcher is None else watcher
@@ -329,13 +314,7 @@ def _accept(engine: EngineClient, prepared: Sequence[Request]) -> list[StreamCha
 class RunningRequest:
     """The engine's requests of one HTTP request.
 
-    Attributes:
-        request_id: The value of X-Request-Id.
-        tenant: The owner of its API key.
-        prompts: Token ids of each request.
-        media: Media items of each request.
-        num_parts: The number of requests.
-        heartbeat_s: Seconds between comments on an idle stream.
+    prompts, media: the token ids and media items of each. num_parts: their number. heartbeat_s: between comments of a stream.
     """
 
     def __init__(

@@ -117,12 +117,8 @@ class Cors(HttpMiddleware):
 
     An origin is echoed only if it is allowed; `Vary: Origin` keeps caches from mixing responses up.
 
-    Args:
-        app: The application.
-        origins: The allowed origins; `*`: any, `localhost`: every port of this machine.
-        methods: The methods for preflights.
-        headers: The headers for preflights; `*`: all headers that a page requests.
-        credentials: Whether pages may send cookies and read the response.
+    origins: `*`: any; `localhost`: every port of this machine. methods, headers: for preflights; `*`: all headers that a page
+    requests. credentials: whether pages may send cookies and read the response.
     """
 
     def __init__(

@@ -45,13 +45,8 @@ def _head_bytes(scope: Scope) -> int:
 class RequestLimit(HttpMiddleware):
     """Count requests in flight: 429 beyond `max_requests`, 503 while the server drains.
 
-    While it drains, running requests can still be cancelled.
-
-    Args:
-        app: The application.
-        service: The server.
-        max_requests: The limit.
-        is_shared: Whether tenants leave room to one another: a tenant may have three requests for each free place.
+    While it drains, running requests can still be cancelled. is_shared: whether tenants leave room to one another: a tenant may
+    have three requests for each free place.
     """
 
     def __init__(self, app: ASGIApp, service: Server, max_requests: int, *, is_shared: bool = False) -> None:
@@ -95,12 +90,8 @@ class BodyReader(HttpMiddleware):
     decoded bytes count against both limits before the next ones are decoded. A body that is not declared as JSON is read as
     JSON, as `curl -d` sends it; but not from a web page of another origin: browsers send it to any server without a preflight.
 
-    Args:
-        app: The application.
-        max_bytes: The limit of one body.
-        timeout_s: The time in which a body must arrive.
-        budget: The bytes of the bodies of all requests in flight.
-        retry_after_s: Called when the budget is exhausted.
+    max_bytes: of one body. timeout_s: until it has arrived. budget: the bytes of the bodies of all requests in flight.
+    retry_after_s: called when the budget is exhausted.
     """
 
     def __init__(

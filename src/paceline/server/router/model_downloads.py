@@ -42,19 +42,16 @@ class _FeedObserver(DownloadObserver):
     def begin(self, name: str, total: int | None) -> None:
         super().begin(name, total)
         self._file = self._files[name] = {"done": 0, "total": total}
-        self._send(is_due=True)
+        self.end()
 
     def reached(self, num_bytes: int) -> None:
         self._file["done"] = num_bytes
-        self._send(is_due=time.monotonic() - self._reported_s >= _STEP_S)
+        if time.monotonic() - self._reported_s >= _STEP_S:
+            self.end()
 
     def end(self) -> None:
-        self._send(is_due=True)
-
-    def _send(self, *, is_due: bool) -> None:
-        if is_due:
-            self._reported_s = time.monotonic()
-            self._report({name: dict(file) for name, file in self._files.items()})
+        self._reported_s = time.monotonic()
+        self._report({name: dict(file) for name, file in self._files.items()})
 
 
 class ModelDownloads:

@@ -45,17 +45,9 @@ _KEEPING: Final[tuple[ModelState, ...]] = ("queued", "loading", "loaded", "sleep
 
 
 class RoutedModels:
-    """All models of a server.
+    """All models of a server. Raises `InvalidParams` for wrong presets.
 
-    Args:
-        settings: The server's settings.
-        presets: The source of the models.
-        kept: The state for clients that come back.
-        feed: Receives the events.
-        loader: In place of a loader of `AsyncLLM`s.
-
-    Raises:
-        InvalidParams: A preset is wrong.
+    kept: the state for clients that come back. feed: gets the events. loader: in place of a loader of `AsyncLLM`s.
     """
 
     def __init__(

@@ -260,8 +260,7 @@ def _ollama_routes(service: RouterService) -> Routes:
     @router.post("/api/show", summary="Describe a model")
     async def show_one(body: OllamaModelBody) -> Response:
         """Describe a model, by its file where it is not loaded; 404 for a name that there is not."""
-        name = body.model or body.name
-        if not name:
+        if not (name := body.model or body.name):
             return ollama_routes.ollama_error_response(ollama_routes.NAME_MISSING)
         try:
             preset = models.preset(name)
@@ -277,8 +276,7 @@ def _ollama_routes(service: RouterService) -> Routes:
     @router.post("/api/pull", summary="Check that a model is here", responses=ollama_routes.OLLAMA_STREAMS)
     async def pull_one(body: OllamaModelBody) -> Response:
         """Report success for a model that is here, and 404 for any other: POST /models downloads one."""
-        name = body.model or body.name
-        if not name:
+        if not (name := body.model or body.name):
             return ollama_routes.ollama_error_response(ollama_routes.NAME_MISSING)
         try:
             models.preset(name)
