@@ -201,7 +201,10 @@ def api_error_of(error: BaseException) -> ApiError:
     if isinstance(error, RequestValidationError):
         return _of_validation(error)
     if isinstance(error, HTTPException):
-        return _of_status(error.status_code, str(error.detail))
+        status = error.status_code
+        code = HTTPStatus(status).phrase.lower().replace(" ", "_").replace("-", "_")
+        kind = _BY_STATUS.get(status, "server_error" if status >= 500 else "invalid_request_error")
+        return ApiError(status, kind, code, clean_message(strip_folders(str(error.detail))))
     return ApiError(500, "server_error", "internal_error", "internal server error; the server log has the details")
 
 
@@ -247,12 +250,6 @@ def _of_validation(error: RequestValidationError) -> ApiError:
         clean_message(message),
         param=clean_message(place[0]) if place else None,
     )
-
-
-def _of_status(status: int, detail: str) -> ApiError:
-    code = HTTPStatus(status).phrase.lower().replace(" ", "_").replace("-", "_")
-    kind = _BY_STATUS.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    return ApiError(status, kind, code, clean_message(strip_folders(detail)))
 
 
 def strip_folders(text: str) -> str:

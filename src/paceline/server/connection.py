@@ -184,12 +184,10 @@ class Connection(HttpToolsProtocol):
         except httptools.HttpParserError:
             self._reject(_BAD)
             return
-        if self._num_unread > self._settings.max_header_bytes and (self._is_in_head or self._is_in_body()):
-            self._reject(_LONG)
-
-    def _is_in_body(self) -> bool:
         cycle: RequestResponseCycle | None = self.cycle
-        return cycle is not None and cycle.more_body
+        is_arriving = self._is_in_head or (cycle is not None and cycle.more_body)
+        if is_arriving and self._num_unread > self._settings.max_header_bytes:
+            self._reject(_LONG)
 
     def _feed(self, data: bytes) -> None:
         """Parse the bytes. httptools ends at a request for another protocol; a new parser takes its body and the rest."""

@@ -135,8 +135,8 @@ class LlamaMetric:
     seconds: Value | None = None
 
 
-def _number(metric: Metric) -> Value:
-    return lambda snapshot: snapshot.number(metric.name)
+def _number(*metrics: Metric) -> Value:
+    return lambda snapshot: sum(snapshot.number(metric.name) for metric in metrics)
 
 
 def _histograms(snapshot: MetricsSnapshot, metric: Metric) -> list[Histogram]:
@@ -149,10 +149,6 @@ def _sum(metric: Metric) -> Value:
 
 def _count(metric: Metric) -> Value:
     return lambda snapshot: sum(histogram.count for histogram in _histograms(snapshot, metric))
-
-
-def _prompt_tokens(snapshot: MetricsSnapshot) -> float:
-    return snapshot.number(table.PREFILL.name) + snapshot.number(table.EMBEDDED_TOKENS.name)
 
 
 def _prompt_s(snapshot: MetricsSnapshot) -> float:
@@ -173,7 +169,7 @@ def _llama(name: str, text: str, value: Value, seconds: Value | None = None) -> 
 # fmt: off
 LLAMA_METRICS: Final = (
     _llama("prompt_tokens_total", "Tokens computed of prompts and of embedded texts; those taken from memory are not among them.",
-           _prompt_tokens),
+           _number(table.PREFILL, table.EMBEDDED_TOKENS)),
     _llama("prompt_tokens_cached_total", "Prompt tokens taken from memory.", _number(table.PREFIX_TOKENS)),
     _llama("prompt_seconds_total", "Seconds of the passes that computed them.", _prompt_s),
     _llama("tokens_predicted_total", "Tokens generated.", _number(table.GENERATED)),

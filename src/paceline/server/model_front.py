@@ -31,7 +31,7 @@ class ModelFront:
         if open_engine is not None:
             self._open = partial(asyncio.to_thread, open_engine, self._cancel)
             return
-        options: Any = {"isolation": "process", "progress": self._set_progress, "cancel": self._cancel}
+        options: Any = {"isolation": "process", "progress": partial(setattr, self, "progress"), "cancel": self._cancel}
         llm = AsyncLLM(settings.model, **{**options, **settings.engine_options})
 
         async def load() -> EngineClient:
@@ -69,6 +69,3 @@ class ModelFront:
             await asyncio.wait((self._loading,))
             if not self._loading.cancelled() and self._loading.exception() is None:
                 await asyncio.to_thread(self._loading.result().close)
-
-    def _set_progress(self, share: float) -> None:  # on the thread that loads
-        self.progress = share

@@ -43,18 +43,6 @@ _HEADERS = [
 ]
 
 
-def _data(event: bytes) -> bytes:
-    return b"data: %b\n\n" % event
-
-
-def _as_it_is(event: bytes) -> bytes:
-    return event
-
-
-def _line(event: bytes) -> bytes:
-    return event + b"\n"
-
-
 @dataclass(frozen=True, slots=True)
 class Framing:
     """How events follow each other in a stream.
@@ -71,11 +59,11 @@ class Framing:
 
 
 _EVENTS = b"text/event-stream; charset=utf-8"
-SSE = Framing(_EVENTS, _data, b": ping\n\n")
+SSE = Framing(_EVENTS, lambda event: b"data: %b\n\n" % event, b": ping\n\n")
 """Events without names: the route encodes their data."""
-NAMED_SSE = Framing(_EVENTS, _as_it_is, b": ping\n\n")
+NAMED_SSE = Framing(_EVENTS, lambda event: event, b": ping\n\n")
 """Events with names: the route encodes them whole, by `named_event`."""
-JSON_LINES = Framing(b"application/x-ndjson", _line, b"")
+JSON_LINES = Framing(b"application/x-ndjson", lambda event: event + b"\n", b"")
 """One JSON object a line."""
 
 

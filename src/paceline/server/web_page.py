@@ -111,7 +111,8 @@ class BuiltFile:
                 content, tag = self.compressed, f"{tag}-gzip"
                 more["content-encoding"] = "gzip"
         more["etag"] = f'"{tag}"'
-        if _matches(headers.get("if-none-match", ""), tag):
+        tags = [entry.strip().removeprefix("W/").strip('"') for entry in headers.get("if-none-match", "").split(",")]
+        if tag in tags or tags == ["*"]:
             kept = ("cache-control", "etag", "vary")
             return PageResponse(304, {name: more[name] for name in kept if name in more})
         return PageResponse(200, more, content)
@@ -123,11 +124,6 @@ def _accepts_gzip(header: str) -> bool:
         if name.strip() in ("gzip", "*"):
             return weight.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
     return False
-
-
-def _matches(header: str, tag: str) -> bool:
-    tags = [entry.strip().removeprefix("W/").strip('"') for entry in header.split(",")]
-    return tag in tags or tags == ["*"]
 
 
 class BuiltPage:

@@ -243,7 +243,7 @@ class ApiKeys(HttpMiddleware):
         context = RequestContext.of(scope)
         if not self._keys:
             context.is_operator = True
-        elif (key := self._find(_given_key(scope))) is not None:
+        elif (key := self._find(dict(scope["headers"]))) is not None:
             context.key_digest, context.tenant = key
             context.is_operator = not (self._has_tenants and context.tenant)
             with cache_scope(context.tenant):
@@ -254,18 +254,13 @@ class ApiKeys(HttpMiddleware):
             return
         await self._app(scope, receive, send)
 
-    def _find(self, given: bytes) -> tuple[bytes, str] | None:
+    def _find(self, headers: dict[bytes, bytes]) -> tuple[bytes, str] | None:
         """Return a key's digest and tenant in constant time: compares all keys, as digests, so that lengths do not leak."""
-        digest = _digest(given)
+        given = headers.get(b"authorization") or headers.get(b"x-api-key") or b""  # empty: no valid key
+        scheme, _, rest = given.partition(b" ")
+        digest = _digest(rest.strip() if scheme.lower() == b"bearer" else given)
         matches = [(known, tenant) for known, tenant in self._keys if hmac.compare_digest(known, digest)]
         return matches[-1] if matches else None
-
-
-def _given_key(scope: Scope) -> bytes:
-    headers: dict[bytes, bytes] = dict(scope["headers"])
-    given = headers.get(b"authorization") or headers.get(b"x-api-key") or b""
-    scheme, _, rest = given.partition(b" ")
-    return rest.strip() if scheme.lower() == b"bearer" else given
 
 
 def _digest(secret: bytes) -> bytes:

@@ -29,17 +29,16 @@ class HeaderLimit(HttpMiddleware):
         self._max_bytes = max_bytes
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if (size := _head_bytes(scope)) > self._max_bytes:
+        path = scope.get("raw_path") or scope["path"].encode()
+        size = (
+            len(path) + len(scope["query_string"]) + sum(len(name) + len(value) + 4 for name, value in scope["headers"])
+        )
+        if size > self._max_bytes:
             message = f"path and headers have {size} bytes, more than the limit of {self._max_bytes}; send less"
             api_error = ApiError(431, "invalid_request_error", "headers_too_large", message)
             await error_response(api_error, scope, _CLOSE)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
-
-
-def _head_bytes(scope: Scope) -> int:
-    path = scope.get("raw_path") or scope["path"].encode()
-    return len(path) + len(scope["query_string"]) + sum(len(name) + len(value) + 4 for name, value in scope["headers"])
 
 
 class RequestLimit(HttpMiddleware):
@@ -113,7 +112,9 @@ class BodyReader(HttpMiddleware):
                 body = await self._read(receive, reservation)
                 if encoding is not None and body:
                     body = await self._decode(encoding, body, reservation)
-                    _declare_decoded(scope, len(body))
+                    encoded = (b"content-encoding", b"content-length")
+                    others = [pair for pair in scope["headers"] if pair[0] not in encoded]
+                    scope["headers"] = [*others, (b"content-length", b"%d" % len(body))]
                 whole = BufferedReceive(body, receive)
                 del body  # the application releases it
             except ApiException as error:
@@ -208,11 +209,6 @@ def _declare_json(scope: Scope, *, takes_forms: bool) -> None:
         return
     others = [pair for pair in headers if pair[0] != b"content-type"]
     scope["headers"] = [*others, (b"content-type", b"application/json")]
-
-
-def _declare_decoded(scope: Scope, num_bytes: int) -> None:
-    others = [pair for pair in scope["headers"] if pair[0] not in (b"content-encoding", b"content-length")]
-    scope["headers"] = [*others, (b"content-length", b"%d" % num_bytes)]
 
 
 def _is_cross_origin(headers: list[tuple[bytes, bytes]]) -> bool:
