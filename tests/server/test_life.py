@@ -349,7 +349,7 @@ def test_an_engine_that_gives_up_ends_the_process_with_an_error(capfd: Any) -> N
             running = asyncio.create_task(serving.run())
             await app.state.service.loaded.wait()
             if gives_up:
-                llm.engine._runner._engine.tick = broken
+                llm.engine._thread._engine.tick = broken
                 llm.engine.accept(llm.engine.prepare("one", SamplingParams(), RequestOptions()))
             else:
                 serving.end()
