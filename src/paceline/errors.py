@@ -1,55 +1,21 @@
 """All errors that paceline raises, as one tree.
 
     PacelineError
-    ├── RequestError          the call is wrong: change it
-    │   ├── InvalidParams     a value is out of its range (also a ValueError)
-    │   │   └── InvalidType   a value has the wrong type (also a TypeError)
-    │   ├── PromptTooLong     more tokens than the context holds
-    │   ├── TextTooLong       text the tokenizer cannot take in one piece
-    │   ├── GrammarError      a grammar that does not parse
-    │   ├── TemplateError     a chat template that does not parse, or refuses the conversation
-    │   ├── ChatParseError    generated text that is not of its chat format
-    │   ├── ResponseModelError  a reply that is no instance of its response_model
-    │   ├── BatchError        some of several prompts failed; it has all outcomes
-    │   ├── TraceError        not a trace, or a damaged one
-    │   ├── ModelNotFound     no repository, file, quantisation, cached or managed model of that name
-    │   ├── ModelNotLoaded    a managed model that is not to be loaded for this request
-    │   ├── AccessDenied      a gated or private repository, or a token that may not read it
-    │   ├── AdapterNotFound   no LoRA adapter of that name is loaded
-    │   └── Unsupported       the model or its memory cannot do this
-    ├── CapacityError         try later, or with less
-    │   ├── NotEnoughMemory   would not fit into this machine's memory
-    │   ├── NoKvSlot          no free cells in the KV cache
-    │   ├── QueueFull         the queue is full
-    │   ├── ModelsBusy        other models were in use for too long to load one more
-    │   ├── AdapterInUse      requests use the adapter that is to be unloaded
-    │   ├── DiskFull          no space for a download
-    │   └── HubUnavailable    the hub or a web server cannot be reached, or is overloaded
-    ├── EngineError           the call was valid, the engine failed
-    │   ├── DecodeError       llama.cpp failed on a valid batch
-    │   ├── Aborted           a running call was aborted
-    │   ├── SamplingError     no token can be drawn (all masked, or NaN)
-    │   │   └── NoTokenAllowed    masks, bans and grammar leave none
-    │   ├── StrategyError     a batch strategy failed or returned an invalid plan
-    │   ├── DrafterError      a drafter failed or proposed an invalid token
-    │   ├── EngineStopped     the engine takes no requests any more
-    │   │   ├── ModelChanged      a file of the model was replaced while the engine had it
-    │   │   └── ModelUnloaded     a managed model was unloaded while it was in use or awaited
-    │   ├── EngineDied        the worker process died
-    │   ├── WorkerUnresponsive  the worker process did not reply in time
-    │   ├── RpcServerUnavailable  a server that computes a part of the model is away, busy or lost
-    │   ├── Cancelled         the request was cancelled before it had a result
-    │   ├── DeadlineExceeded  the request ran out of time before it had a result
-    │   └── Closed            the object was closed before
-    └── ModelError            a file is wrong
-        ├── ModelLoadError    not a model llama.cpp can load
-        │   ├── ModelFileNotFound   there is no such file (also a FileNotFoundError)
-        │   └── ModelFileForbidden  it may not be read (also a PermissionError)
-        ├── AdapterError      not an adapter, or not for this model
-        │   ├── AdapterFileNotFound   there is no such file (also a FileNotFoundError)
-        │   └── AdapterFileForbidden  it may not be read (also a PermissionError)
-        ├── DownloadError     the downloaded file is not the announced file
-        └── StateError        not a saved state, damaged, or of another model
+    ├── RequestError: the call is wrong, and the same call will fail again
+    │   ├── InvalidParams (also a ValueError) ── InvalidType (also a TypeError)
+    │   ├── PromptTooLong, TextTooLong, GrammarError, TemplateError, ChatParseError, ResponseModelError, BatchError, TraceError
+    │   └── ModelNotFound, ModelNotLoaded, AccessDenied, AdapterNotFound, Unsupported
+    ├── CapacityError: there is no room now; try later, or with less
+    │   └── NotEnoughMemory, NoKvSlot, QueueFull, ModelsBusy, AdapterInUse, DiskFull, HubUnavailable
+    ├── EngineError: the call was valid, and the engine failed
+    │   ├── SamplingError ── NoTokenAllowed
+    │   ├── EngineStopped ── ModelChanged, ModelUnloaded
+    │   ├── DecodeError, Aborted, StrategyError, DrafterError, EngineDied, WorkerUnresponsive, RpcServerUnavailable
+    │   └── Cancelled, DeadlineExceeded, Closed
+    └── ModelError: a file is wrong
+        ├── ModelLoadError ── ModelFileNotFound (also a FileNotFoundError), ModelFileForbidden (also a PermissionError)
+        ├── AdapterError ── AdapterFileNotFound (also a FileNotFoundError), AdapterFileForbidden (also a PermissionError)
+        └── DownloadError, StateError
 
 Each class has a stable `code` for programs: its name in snake case. The message names the field, the value and the way out.
 The native core raises these by their class name.

@@ -17,7 +17,7 @@ from tests.native.conftest import TinyModels
 
 from paceline import LLM, Model, estimate_memory
 from paceline.demo import demo_draft_model_path, demo_model_path
-from paceline.engine.draft_model import DraftModel, LoadedDraft, check_same_tokens
+from paceline.engine.draft_model import DraftModel, check_same_tokens
 from paceline.errors import Aborted, Closed, InvalidParams, InvalidType, ModelLoadError, NotEnoughMemory, Unsupported
 from paceline.speculation.depth_chooser import DepthChooser
 
@@ -343,12 +343,12 @@ def test_a_window_that_wrong_drafts_cannot_be_cut_from_is_refused(tiny_models: T
 
 def test_a_failure_behind_the_draft_model_frees_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A projector that is none ends the load; contexts and models that were made are closed."""
-    made: list[LoadedDraft] = []
+    made: list[Any] = []
     begin = DraftModel.begin
 
-    def kept(self: DraftModel, *arguments: Any) -> LoadedDraft:
-        made.append(begin(self, *arguments))
-        return made[-1]
+    def kept(self: DraftModel, *arguments: Any) -> None:
+        begin(self, *arguments)
+        made.append(self)
 
     monkeypatch.setattr(DraftModel, "begin", kept)
     projector = tmp_path / "mmproj-none.gguf"
@@ -359,7 +359,7 @@ def test_a_failure_behind_the_draft_model_frees_it(tmp_path: Path, monkeypatch: 
     with pytest.raises(Closed):
         _ = one.context.decode([1])
     with pytest.raises(Closed):
-        _ = one.draft.model.n_vocab
+        _ = one.model.n_vocab
 
 
 def test_an_abort_ends_passes_of_the_draft_model(plain: LLM) -> None:

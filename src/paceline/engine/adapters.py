@@ -1,7 +1,7 @@
 """The LoRA adapters of an engine, by the names that requests use, and projector files beside a model. Any thread.
 
-Each load gets a key that no other load of this engine has: backend, KV cache and worker know adapters by their keys alone, so a
-name that is loaded again with another file shares nothing with the earlier one.
+Each load gets a new key: backend, KV cache and worker know adapters by their keys alone, so a name that is loaded again with
+another file shares nothing with the earlier adapter.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class LoraAdapter:
 
     Attributes:
         name: The name that requests use.
-        path: Its file; empty where the backend has none.
-        key: What the engine calls it: unique over all loads, the name where that was never used before. No text for users.
+        path: Its file; empty if the backend has none.
+        key: The engine's name for this load, unique over all loads; the same as `name` if that is new. Not shown to users.
     """
 
     name: str
@@ -57,7 +57,6 @@ def adapter_paths(lora: object) -> dict[str, Path]:
 
 
 def _checked_name(label: str, name: object) -> str:
-    """Return the name of an adapter, which stands in lists of models, logs and messages. Raises `InvalidParams`."""
     text = validation.text(label, name)
     if not text.isprintable():
         raise InvalidParams(f"{label} must have no control characters: {text!r:.200}")
@@ -65,17 +64,12 @@ def _checked_name(label: str, name: object) -> str:
 
 
 def name_of(key: str) -> str:
-    """Return the name that an adapter was loaded under, for messages: users know no keys."""
+    """Return the name under which an adapter was loaded, for messages: users do not know keys."""
     return key.partition(_NUMBER_MARK)[0]
 
 
-def absolute(path: Any) -> str:
-    """Return a path that stays right in a process with another working directory."""
-    return str(validation.path("path", path).absolute())
-
-
 def check_adapter_file(path: Path) -> None:
-    """Raise `AdapterError` where there is no file; what is in it, the backend checks."""
+    """Raise `AdapterError` if there is no file; the backend checks its content."""
     try:
         exists, is_file = path.exists(), path.is_file()
     except OSError as error:  # a name that is too long, a folder that may not be searched
@@ -87,19 +81,23 @@ def check_adapter_file(path: Path) -> None:
 
 
 class AdapterRegistry:
-    """The adapters that requests may name, and the names of loads that are under way."""
+    """The adapters that requests may name, and the names of running loads.
+
+    Args:
+        names: Adapters that the engine has from its start; their keys are their names.
+        paths: The files of these adapters, if known.
+    """
 
     def __init__(self, names: Iterable[str] = (), paths: Mapping[str, Any] | None = None) -> None:
-        """names: those that the engine has from its start, whose keys are their names. paths: their files, where known."""
         known = {} if paths is None else paths
         self._lock = threading.Lock()
         self._adapters = {name: LoraAdapter(name, str(known.get(name, "")), name) for name in names}
-        self._num_loads = dict.fromkeys(self._adapters, 1)  # by name, those that have ended before among them
+        self._num_loads = dict.fromkeys(self._adapters, 1)  # by name, also of loads that have ended
         self._loading: set[str] = set()
         self._unloaded: set[str] = set()
 
     def all(self) -> tuple[LoraAdapter, ...]:
-        """Return the adapters in the order in which they were loaded; one in place of another has its place."""
+        """Return the adapters in the order of loading; a replacement has the place of its predecessor."""
         with self._lock:
             return tuple(self._adapters.values())
 
@@ -111,15 +109,15 @@ class AdapterRegistry:
         return adapter
 
     def resolve(self, options: RequestOptions) -> RequestOptions:
-        """Return the options with the keys of their adapters in place of the names. Raises `InvalidParams` for unknown ones."""
+        """Return the options with keys of adapters in place of names. Raises `InvalidParams` for unknown names."""
         if not options.lora:
             return options
         return dataclasses.replace(options, lora={self._key(name): scale for name, scale in options.lora})
 
     def renew(self, lora: Lora) -> Lora:
-        """Return the keys that the names of these keys have now, with their scales: adapters may be replaced at any time.
+        """Return the present keys of the adapters with these keys, with their scales: adapters may be replaced at any time.
 
-        Raises `InvalidParams` for names that have no adapter any more.
+        Raises `InvalidParams` for a name without an adapter.
         """
         return tuple(sorted((self._key(name_of(key)), scale) for key, scale in lora))
 
@@ -137,14 +135,14 @@ class AdapterRegistry:
             return name if number == 1 else f"{name}{_NUMBER_MARK}{number}"
 
     def cancel(self, name: str, *, is_over: bool) -> None:
-        """Release the name of a load that failed. is_over: whether the load is at an end, so that another may have its key."""
+        """Release the name of a failed load. is_over: whether the load has ended, so that its key may be used again."""
         with self._lock:
             self._loading.discard(name)
             if is_over:
                 self._num_loads[name] -= 1
 
     def add(self, adapter: LoraAdapter) -> LoraAdapter | None:
-        """Add what was loaded, and return the adapter that had this name."""
+        """Add a loaded adapter, and return the adapter that had this name."""
         with self._lock:
             self._loading.discard(adapter.name)
             replaced = self._adapters.get(adapter.name)
@@ -156,17 +154,17 @@ class AdapterRegistry:
         with self._lock:
             if self._adapters.get(adapter.name) is not adapter:
                 return False
-            self._unloaded.add(adapter.name)  # first: a name that `all` has no more is one of these
+            self._unloaded.add(adapter.name)  # first, so that a name which `all` misses is in it
             del self._adapters[adapter.name]
             return True
 
     def has_key(self, key: str) -> bool:
-        """Return whether the adapter of this key has its name still: it was neither removed nor replaced."""
+        """Return whether the adapter of this key still has its name: it was neither removed nor replaced."""
         adapter = self._adapters.get(name_of(key))
         return adapter is not None and adapter.key == key
 
     def was_unloaded(self, name: str) -> bool:
-        """Return whether an adapter of this name was unloaded; there may be one again."""
+        """Return whether an adapter of this name was unloaded; it may have been loaded again."""
         return name in self._unloaded
 
     def _key(self, name: str) -> str:
@@ -183,21 +181,21 @@ class AdapterRegistry:
 def projectors_beside(paths: Sequence[Path]) -> list[Path]:
     """Return the files beside a model that have "mmproj" in their names, sorted. paths: of the model."""
     found = paths[0].parent.glob("*.gguf")
-    return sorted(one for one in found if "mmproj" in one.name.lower() and one not in paths)
+    return sorted(path for path in found if "mmproj" in path.name.lower() and path not in paths)
 
 
-def projector_file(paths: Sequence[Path], wanted: str | os.PathLike[str] | bool | None) -> Path | None:
-    """Return the projector of a model, None for none; see `EngineConfig.mmproj`. paths: of the model.
+def projector_file(paths: Sequence[Path], mmproj: str | os.PathLike[str] | bool | None) -> Path | None:
+    """Return the projector of a model, or None; see `EngineConfig.mmproj`. paths: of the model.
 
-    Raises `ModelLoadError` where the one beside the model is wanted, and there is none, or more than one.
+    Raises `ModelLoadError` if the projector beside the model is required, and there is none, or more than one.
     """
-    if wanted is False:
+    if mmproj is False:
         return None
-    if wanted is not None and wanted is not True:
-        return Path(wanted)
+    if mmproj is not None and mmproj is not True:
+        return Path(mmproj)
     found = projectors_beside(paths)
-    if wanted is True and len(found) != 1:
-        there = f"{len(found)}: {', '.join(one.name for one in found)}" if found else "none"
+    if mmproj is True and len(found) != 1:
+        there = f"{len(found)}: {', '.join(path.name for path in found)}" if found else "none"
         raise ModelLoadError(
             f"mmproj: there must be one projector, mmproj-*.gguf, beside the model, and {paths[0].parent} has {there}; "
             "give its path"

@@ -1,4 +1,4 @@
-"""Sorts the keywords of callers: engine, model, context, draft model, sampling, request options."""
+"""Sorts the keywords of callers into options of engine, model, context, draft model, sampling and requests."""
 
 from __future__ import annotations
 
@@ -40,18 +40,22 @@ if TYPE_CHECKING:
 DRAFT_NAMES: Final = frozenset({"draft_model", "draft_options"})
 _OWN: Final = frozenset({"p_min", "chunk_size"})
 _LEAST_CHUNK, _MOST_CHUNK, USUAL_CHUNK = 16, 4096, 256
-_LEAST_SIZES: Final = {"n_ctx": 2, "n_batch": 2}  # what was proposed last, and a token behind it
-# Context options that the draft model has as the target has them, where it has none of its own.
+_LEAST_SIZES: Final = {"n_ctx": 2, "n_batch": 2}  # the last proposal and a token after it
+# Context options that the draft model takes over from the target if they are not set.
 _INHERITED: Final = ("n_threads", "n_threads_batch", "flash_attn", "op_offload")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftArguments:
-    """What is given of a draft model.
+    """The options of a draft model.
 
-    model: a path, a name, or a `Model`. load, context: options of both. n_ctx: cells; None: as many as the target has.
-    p_min: a token that the draft model finds less likely is not proposed. chunk_size: most tokens that a tick catches up with;
-    None: `USUAL_CHUNK`, or as many as a batch has.
+    Attributes:
+        model: A path, a name, or a `Model`.
+        load: Options of its loading.
+        context: Options of its context.
+        n_ctx: Cells; None: as many as the target has.
+        p_min: Tokens that the draft model finds less likely are not proposed.
+        chunk_size: Most tokens of a sequence in a tick while it catches up; None: `USUAL_CHUNK`, or the size of a batch.
     """
 
     model: Any
@@ -93,7 +97,6 @@ def draft_arguments(
 
 
 def _check_sizes(context: Mapping[str, Any], chunk_size: Any) -> None:
-    """Raise what is wrong with sizes of a draft model's context, and its chunks."""
     for name, least in _LEAST_SIZES.items():
         if context.get(name) is not None:
             validation.integer(f"draft_options[{name!r}]", context[name], least, 2**31 - 256)
@@ -108,7 +111,7 @@ def _check_sizes(context: Mapping[str, Any], chunk_size: Any) -> None:
 
 
 def check_chunk(chunk_size: int, n_batch: int | None) -> None:
-    """Raise `InvalidParams` where a batch of a draft model has less than a chunk. n_batch: None while it is not known."""
+    """Raise `InvalidParams` if a batch of the draft model is smaller than a chunk. n_batch: None if not known yet."""
     if n_batch is not None and chunk_size > n_batch:
         raise InvalidParams(
             f"draft_options['chunk_size']={chunk_size} is more than a batch of the draft model has, n_batch={n_batch}; lower it, "
@@ -117,14 +120,16 @@ def check_chunk(chunk_size: int, n_batch: int | None) -> None:
 
 
 def with_draft(speculation: Any, options: Mapping[str, Any]) -> Any:
-    """Return the option `speculation`, which a draft model alone sets."""
+    """Return the option `speculation`, "draft-model" if only a draft model is given."""
     return DRAFT_MODEL if speculation is None and options.get("draft_model") is not None else speculation
 
 
 def _check_named(model: object, speculation: Any) -> None:
-    """Raise where one of draft_model and speculation names a draft model, and the other does not."""
+    """Raise `InvalidParams` if only one of draft_model and speculation names a draft model."""
     parts = [] if speculation is None else drafter_parts(speculation)
-    is_named = any(one == DRAFT_MODEL or (isinstance(one, Mapping) and one.get("name") == DRAFT_MODEL) for one in parts)
+    is_named = any(
+        part == DRAFT_MODEL or (isinstance(part, Mapping) and part.get("name") == DRAFT_MODEL) for part in parts
+    )
     if is_named and model is None:
         raise InvalidParams(f"speculation names {DRAFT_MODEL!r}, and there is none; give draft_model=PATH")
     if model is not None and parts and not is_named:
@@ -187,7 +192,7 @@ _OBJECTS = frozenset({"progress", "cancel"})  # among them
 _DERIVED = frozenset({"n_seq_max", "n_outputs_max", "embeddings", "pooling", "kv_unified", "attention"})
 # Options of requests that generate no text; the model defines how a reranker's pairs are tokenised.
 _RERANKING_OPTIONS = frozenset({"queue_timeout_s", "timeout_s", "request_id", "truncate"})
-# Tenants share no images and audio that were encoded.
+# Tenants do not share encoded images and audio.
 _EMBEDDING_OPTIONS = _RERANKING_OPTIONS | {"add_special", "parse_special", "tenant", "cache_salt"}
 _PREFIX_OPTIONS = frozenset({"tenant", "cache_salt", "lora", "add_special", "parse_special"})
 _NAMES_ELSEWHERE = {  # options of models and engines in other packages: the same option here, or a sentence about it
@@ -291,7 +296,7 @@ _OF_CHATS = (
 
 
 def _hints_at(options: Iterable[str], elsewhere: Mapping[str, str], use: str) -> dict[str, str]:
-    """Return hints at the options of another call, by their own names and by those of other packages. use: how they are given."""
+    """Return hints for options of another call, by their own names and their names in other packages. use: a format of a hint."""
     named = {**elsewhere, **{name: name for name in options}}
     return {name: use.format(hint) if hint in named else hint for name, hint in named.items()}
 
@@ -323,10 +328,7 @@ class LLMKeywords(EngineKeywords, ModelKeywords, EngineContextKeywords, total=Fa
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EngineArguments:
-    """The keywords of `LLM` and `AsyncLLM`, by what they configure. given: the names of all that were given.
-
-    draft: of a draft model; None without one.
-    """
+    """The keywords of `LLM` and `AsyncLLM`, sorted. draft: None without a draft model. given: the names of all given keywords."""
 
     config: EngineConfig
     model: Mapping[str, Any]
@@ -340,7 +342,7 @@ class EngineArguments:
 def engine_arguments(options: Mapping[str, Any]) -> EngineArguments:
     """Sort the keywords of an engine; None is the default of each.
 
-    Raises `InvalidType`, a `TypeError`, for an unknown one, with the nearest known one.
+    Raises `InvalidType`, a `TypeError`, for an unknown keyword, with the nearest known keyword.
     """
     from paceline.runtime.context_options import ContextOptions
 
@@ -370,7 +372,7 @@ def engine_arguments(options: Mapping[str, Any]) -> EngineArguments:
 
 @cache
 def names_elsewhere() -> dict[str, str]:
-    """Return a hint for each name that is an option of another package, of `LLM` or of a chat, and of no other request."""
+    """Return a hint for each name that is an option of another package, of `LLM` or of a chat, but not of a request."""
     from paceline.runtime.context_options import ContextOptions
 
     of_engine = CONFIG_NAMES | _MODEL_NAMES | ContextOptions.names() | DRAFT_NAMES
@@ -379,7 +381,7 @@ def names_elsewhere() -> dict[str, str]:
 
 
 def refuse_rpc(config: EngineConfig) -> None:
-    """Raise `InvalidParams` for RPC servers where the engine computes in a process that is not to die."""
+    """Raise `InvalidParams` for RPC servers if the engine computes in this process, which a lost server would end."""
     if config.rpc_addresses:
         raise InvalidParams(
             f'rpc={list(config.rpc_addresses)} needs isolation="process": llama.cpp ends the process that loses a server'
@@ -387,7 +389,6 @@ def refuse_rpc(config: EngineConfig) -> None:
 
 
 def _loaded_heads(speculation: Any) -> dict[str, Any]:
-    """Return the option of loading for drafts of heads in the model's own file."""
     heads = draft_heads_of(speculation)
     return {"draft_heads": True} if heads is not None and heads.model is None else {}
 
@@ -395,7 +396,7 @@ def _loaded_heads(speculation: Any) -> dict[str, Any]:
 def request_arguments(
     defaults: SamplingParams, params: object, options: Mapping[str, Any]
 ) -> tuple[SamplingParams, RequestOptions]:
-    """Sort the keywords of a request. Sampling keywords change `params`, or `defaults` without params; None changes nothing."""
+    """Sort the keywords of a request. They change `params`, or `defaults` without params; None changes nothing."""
     if params is not None and not isinstance(params, SamplingParams):
         hint = "; a list of them goes with a list of prompts" if isinstance(params, (list, tuple)) else ""
         raise InvalidType(f"params must be SamplingParams, not {type(params).__name__}{hint}")
@@ -408,7 +409,7 @@ def request_arguments(
 
 
 def given_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop the keywords of a request that are None, as if they were left out. max_tokens stays: its None means no limit."""
+    """Drop the keywords of a request that are None, as if they were left out, except max_tokens: its None means no limit."""
     return validation.given(options, HAS_NONE)
 
 
@@ -418,7 +419,7 @@ def streamed_arguments(
     options: Mapping[str, Any],
     channel: StreamChannel | None,
 ) -> tuple[SamplingParams, RequestOptions]:
-    """As `request_arguments`, for a request whose channel the caller may have made.
+    """Sort the keywords of a request with a channel that the caller may have made.
 
     Raises `InvalidParams` if the channel has served a request already, or if the options and the channel have different
     intervals.
@@ -463,7 +464,6 @@ def batch_entries(
 
 
 def _batch_params(params: object, num_prompts: int) -> list[SamplingParams | None]:
-    """Return the parameters of each of several prompts. Raises as `batch_entries`."""
     all_params = _per_prompt("params", params, num_prompts)
     for place, given in enumerate(all_params):
         if given is not None and not isinstance(given, SamplingParams):
@@ -516,7 +516,7 @@ def check_channel(channel: object, name: str = "channel") -> None:
 def collected_arguments(
     defaults: SamplingParams, params: object, options: Mapping[str, Any]
 ) -> tuple[SamplingParams, RequestOptions]:
-    """As `request_arguments`, for a completion that is only read at its end: no chunk wakes a reader, no reader is slow."""
+    """Sort the keywords of a completion that is read as a whole: no chunk wakes a reader, and no reader is slow."""
     for name in _READING_NAMES:
         if options.get(name) is not None:
             raise InvalidParams(f"{name} has no effect on a completion that is returned whole; use stream")
@@ -524,25 +524,24 @@ def collected_arguments(
 
 
 def embedding_options(options: Mapping[str, Any]) -> RequestOptions:
-    """Return the request options of an embedding. Raises `InvalidType` for one that means nothing there."""
+    """Return the request options of an embedding. Raises `InvalidType` for an option without a meaning there."""
     validation.reject_unknown(options, _EMBEDDING_OPTIONS)
     return RequestOptions(**options)
 
 
 def reranking_options(options: Mapping[str, Any]) -> RequestOptions:
-    """Return the request options of reranking. Raises `InvalidType` for one that means nothing there."""
+    """Return the request options of reranking. Raises `InvalidType` for an option without a meaning there."""
     validation.reject_unknown(options, _RERANKING_OPTIONS)
     return RequestOptions(**options)
 
 
 def prefix_options(options: Mapping[str, Any]) -> RequestOptions:
-    """Return the request options of saving and loading prefixes. Raises `InvalidType` for one that means nothing there."""
+    """Return the request options of saving and loading prefixes. Raises `InvalidType` for an option without a meaning there."""
     validation.reject_unknown(options, _PREFIX_OPTIONS)
     return RequestOptions(**options)
 
 
 def _instruments(given: object) -> Any:
-    """Return a sequence, which may be read twice; `Instruments` checks its members."""
     if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
         raise InvalidType(f"instruments must be a list of Instrument objects, not {given!r:.80}")
     return given
@@ -553,12 +552,12 @@ def _only(options: Mapping[str, Any], names: Any) -> dict[str, Any]:
 
 
 def sampling_defaults(metadata: Mapping[str, str]) -> SamplingParams:
-    """Return the defaults, replaced by those that a model's file sets."""
+    """Return the default sampling parameters, with the values of a model's file."""
     return SamplingParams(**model_sampling_params(metadata))
 
 
 def model_sampling_params(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of `SamplingParams` that a model's file sets; invalid values are left out and logged."""
+    """Return the fields of `SamplingParams` that a model's file sets. Invalid values are logged and left out."""
     found: dict[str, Any] = {}
     for row in PARAMETERS:
         text = metadata.get(f"general.sampling.{row.gguf}") if row.gguf else None

@@ -51,7 +51,7 @@ class SetInterval(_Record, frozen=True, tag="interval"):
 
 
 class EndSlow(_Record, frozen=True, tag="slow"):
-    """End a request whose reader is too slow."""
+    """End a request with a slow reader."""
 
     key: int
 

@@ -1,4 +1,4 @@
-"""A draft model beside its target: loading, the check that their tokens are the same, its context, backend and drafter."""
+"""A draft model beside its target: loading, the check for equal tokens, its context, backend and drafter."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paceline.speculation.drafters.model_drafter import DraftLimits, DraftRow, D
 
 
 class LlamaDraftBackend:
-    """Draws the likeliest tokens. wants_probabilities: whether those of the tokens are computed, over the whole vocabulary."""
+    """Draws the likeliest tokens. wants_probabilities: whether to compute their probabilities over the whole vocabulary."""
 
     def __init__(self, model: Model, context: Context, *, wants_probabilities: bool) -> None:
         self._context, self._wants_probabilities = context, wants_probabilities
@@ -27,19 +27,15 @@ class LlamaDraftBackend:
         self._samplers: list[Sampler] = []  # one a row of a pass
 
     def copy(self, from_seq_id: int, to_seq_id: int, end: int) -> None:
-        """See `DraftBackend`."""
         self._context.copy(from_seq_id, to_seq_id, 0, end)
 
     def truncate(self, seq_id: int, end: int) -> None:
-        """See `DraftBackend`."""
         self._context.remove(seq_id, end)
 
     def remove(self, seq_id: int) -> None:
-        """See `DraftBackend`."""
         self._context.remove(seq_id)
 
     def step(self, rows: Sequence[DraftRow]) -> list[DraftToken | None]:
-        """See `DraftBackend`. Raises as `Context.step`, and what kept a row from drawing."""
         while len(self._samplers) < len(rows):
             self._samplers.append(self._greedy.clone())
         if self._wants_probabilities:
@@ -48,9 +44,9 @@ class LlamaDraftBackend:
             [row.seq_id for row in rows],
             [row.position for row in rows],
             [row.token_ids for row in rows],
-            [one if row.draws else None for row, one in zip(rows, self._samplers, strict=False)],
+            [sampler if row.draws else None for row, sampler in zip(rows, self._samplers, strict=False)],
         )
-        return [None if one is None else DraftToken(_token(one), 1.0) for one in drawn]
+        return [None if token is None else DraftToken(_token(token), 1.0) for token in drawn]
 
     def _with_probabilities(self, rows: Sequence[DraftRow]) -> list[DraftToken | None]:
         found = self._context.step(
@@ -85,22 +81,24 @@ def _token(drawn: int | Exception) -> int:
 
 _log = logging.getLogger("paceline.engine")
 
-_MOST_SIZE_DIFFERENCE: Final = 128  # tokens that only one of the vocabularies has, as llama.cpp's speculation allows
-_FIRST_COMPARED: Final = 5  # tokens before that are control tokens which may be named otherwise
+_MOST_SIZE_DIFFERENCE: Final = 128  # tokens that one vocabulary has in addition, as in llama.cpp
+_FIRST_COMPARED: Final = 5  # earlier tokens are control tokens, with names that may differ
 _WARM_UP_PASSES: Final = 2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DraftModel:
-    """A loaded draft model. owns_model: whether `close` frees it."""
+    """A loaded draft model; `begin` makes its context and its drafter. owns_model: whether `close` frees the model."""
 
     model: Model
     owns_model: bool
     arguments: DraftArguments
+    context: Context | None = None
+    drafter: ModelDrafter | None = None
 
     @classmethod
     def load(cls, arguments: DraftArguments, target: Model, num_slots: int) -> DraftModel:
-        """Load it. Raises as `Model.load`, and `Unsupported` where it cannot draft for the target; errors name it."""
+        """Load it. Raises as `Model.load`, and `Unsupported` if it cannot draft for the target; errors name it."""
         given = arguments.model
         if isinstance(given, Model):
             if arguments.load:
@@ -122,20 +120,13 @@ class DraftModel:
             raise
         return draft
 
-    def begin(self, target_context: Context, target: Model, num_slots: int) -> LoadedDraft:
-        """Make its context and a drafter on it. Raises `NotEnoughMemory` where not even few cells fit."""
-        context = self._context(target_context, num_slots)
-        try:
-            return LoadedDraft(self, context, self._drafter(context, target))
-        except BaseException:
-            context.close()
-            raise
+    def begin(self, target_context: Context, target: Model, num_slots: int) -> None:
+        """Make its context and its drafter. Raises `NotEnoughMemory` if not even few cells fit."""
+        self.context = self._context(target_context, num_slots)
+        self.drafter = self._drafter(self.context, target)
 
     def _context(self, target: Context, num_slots: int) -> Context:
-        """Return its context: as many cells as the target's where nothing else was asked for, halved until they fit.
-
-        Raises `NotEnoughMemory` where not even few cells fit.
-        """
+        """Return its context. Without n_ctx it has as many cells as the target, halved until they fit."""
         asked = self.arguments.n_ctx
         n_ctx = target.n_ctx if asked is None else asked
         while True:
@@ -153,7 +144,6 @@ class DraftModel:
                 raise _naming(self.arguments.model, error) from error
 
     def _drafter(self, context: Context, target: Model) -> ModelDrafter:
-        """Return a drafter on its context."""
         tokenizer, chunk_size = target.tokenizer, self.arguments.chunk_size
         if chunk_size is not None:
             check_chunk(chunk_size, context.n_batch)
@@ -176,33 +166,21 @@ class DraftModel:
             limits.num_seq_ids,
             limits.max_positions,
         )
-        for _ in range(_WARM_UP_PASSES):  # the first reads the weights: it would say that drafting is dear
+        for _ in range(_WARM_UP_PASSES):  # the first pass reads the weights, so its time says nothing
             backend.step([DraftRow(0, 0, [0, 0], draws=True)])
             backend.remove(0)
         return ModelDrafter(backend, limits)
 
     def close(self) -> None:
-        """Free the model, unless it belongs to the caller."""
+        """Free the context, and the model unless it belongs to the caller."""
+        if self.context is not None:
+            self.context.close()
         if self.owns_model:
             self.model.free()
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedDraft:
-    """A draft model with its context and the drafter on it."""
-
-    draft: DraftModel
-    context: Context
-    drafter: ModelDrafter
-
-    def close(self) -> None:
-        """Free the context, and the model unless it belongs to the caller."""
-        self.context.close()
-        self.draft.close()
-
-
 class DraftModelPlace:
-    """Stands among drafters where the draft model will, which is loaded when all of them are known. Never called."""
+    """Takes the place of the draft model among the drafters until it is loaded. Never called."""
 
     def _never(self, *_arguments: Any) -> Any:
         raise AssertionError("the draft model was not put in its place")
@@ -210,20 +188,20 @@ class DraftModelPlace:
     begin = propose = observe = rollback = end = _never
 
     def filled(self, drafter: Drafter | Drafters | None, draft_model: Drafter) -> Drafter | Drafters | None:
-        """Return the drafter, or drafters, with the draft model in its place."""
+        """Return the drafters with the draft model in its place."""
         if isinstance(drafter, tuple):
-            return tuple(draft_model if one is self else one for one in drafter)
+            return tuple(draft_model if each is self else each for each in drafter)
         return draft_model if drafter is self else drafter
 
 
 def _naming(model: Any, error: PacelineError) -> PacelineError:
-    """Return the same error, with the draft model in front."""
+    """Return the same error with the name of the draft model."""
     name = model.desc if isinstance(model, Model) else model
     return named_error(type(error).__name__, f"draft model {name}: {error}", getattr(error, "filename", None))
 
 
 def _check_memory(model: Model, num_slots: int) -> None:
-    """Raise `Unsupported` where wrong drafts could not be taken back, or where it generates no text."""
+    """Raise `Unsupported` if wrong drafts could not be taken back, or if the model generates no text."""
     reasons = {
         MemoryClass.RECURRENT: "its state cannot be taken back behind wrong tokens",
         MemoryClass.HYBRID: "the state of its recurrent layers cannot be taken back behind wrong tokens",
@@ -239,7 +217,7 @@ def _check_memory(model: Model, num_slots: int) -> None:
 
 
 def _check_window(model: Model, options: Mapping[str, Any]) -> None:
-    """Raise `InvalidParams` where a sliding window was asked for that wrong drafts cannot be cut from."""
+    """Raise `InvalidParams` for a sliding window that wrong drafts cannot be cut from."""
     if model.memory_class is MemoryClass.SLIDING_WINDOW and options.get("swa_full") is False:
         raise InvalidParams(
             f"draft_options['swa_full']=False does not go with {model.desc}: wrong drafts cannot be cut from a sliding window "
@@ -248,7 +226,7 @@ def _check_window(model: Model, options: Mapping[str, Any]) -> None:
 
 
 def check_same_tokens(target: Model, draft: Model) -> None:
-    """Raise `Unsupported` with the first difference where a token id of one is not the same token in the other."""
+    """Raise `Unsupported` with the first token that differs between target and draft model."""
     difference = _difference(target.tokenizer, draft.tokenizer)
     if difference is not None:
         raise Unsupported(
@@ -261,10 +239,10 @@ def _difference(target: Tokenizer, draft: Tokenizer) -> str | None:
     if target.vocab_type != draft.vocab_type:
         return f"its vocabulary is of the type {draft.vocab_type}, not {target.vocab_type}"
     for role in ("bos", "eos"):
-        wanted, found = (getattr(one, f"add_{role}") for one in (target, draft))
+        wanted, found = (getattr(tokenizer, f"add_{role}") for tokenizer in (target, draft))
         if wanted != found:
             return f"it {'adds' if found else 'does not add'} {role} to a text, which the other does{' not' * found}"
-        ids = [getattr(one, role) for one in (target, draft)]
+        ids = [getattr(tokenizer, role) for tokenizer in (target, draft)]
         if wanted and ids[0] != ids[1]:
             return f"its {role} is token {ids[1]}, not {ids[0]}"
     sizes = (target.n_vocab, draft.n_vocab)

@@ -1,7 +1,4 @@
-"""Makes engines from options: model, contexts and limits for this machine, timed passes, backend and scheduler.
-
-`assemble` makes the parts of an engine wherever its thread runs.
-"""
+"""Makes engines from options: model, contexts and limits for this machine, timed passes, backend and scheduler."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from paceline.engine.adapters import adapter_paths, projector_file, projectors_b
 from paceline.engine.arguments import EngineArguments, ModelPath
 from paceline.engine.backend import Backend
 from paceline.engine.core import Ask
-from paceline.engine.draft_model import DraftModel, DraftModelPlace, LoadedDraft
+from paceline.engine.draft_model import DraftModel, DraftModelPlace
 from paceline.engine.llama_backend import LlamaBackend
 from paceline.engine.media_encoder import MediaEncoder
 from paceline.engine.memory_fit import (
@@ -65,37 +62,37 @@ from paceline.sequence import Limits
 from paceline.speculation.drafters.heads import attach_heads
 from paceline.speculation.named_drafter import draft_heads_of, resolve_drafter
 
-_ROWS: Final = (1, 8)  # of passes that decode
-_SIZES: Final = (8, 32, 64, 128, 512)  # of pieces of a prompt, behind them
+_ROWS: Final = (1, 8)  # of decoding passes
+_SIZES: Final = (8, 32, 64, 128, 512)  # of pieces of a prompt, timed after them
 _START_S: Final = 0.1  # of passes before the engine is ready
 _WHOLE_S: Final = 0.5
 
 
 class Calibration:
-    """Passes of growing size on an empty context: first tokens of several sequences with their logits, then pieces of a prompt.
+    """Timed passes of growing size on an empty context: first tokens of several sequences with logits, then pieces of a prompt.
 
-    The first one warms up and does not count. `begin` makes those that take no time worth mentioning, `step` one after the
-    other while the engine is idle, and `end` hands over what was measured, before anything else uses the context.
+    The first pass warms up and does not count. `begin` makes the short passes, `step` makes one more pass while the engine is
+    idle, and `end` hands over the times before anything else uses the context.
     """
 
     def __init__(
         self, context: Context, model: Model, num_slots: int, learn: Callable[[Sequence[MeasuredPass]], None]
     ) -> None:
-        """num_slots: most sequences of a pass. learn: called once with what was measured."""
+        """num_slots: most sequences of a pass. learn: called once with the measured passes."""
         self._context, self._learn = context, learn
         self._passes = _passes(context, model, num_slots)
         self._measured: list[MeasuredPass] = []
         self._spent_s, self._last_s, self._last_size = 0.0, 0.0, 1
 
     def begin(self) -> None:
-        """Warm up, which reads the weights, and time what is over at once. Raises what a pass raises."""
+        """Warm up, which reads the weights, and time the short passes. Raises the errors of a pass."""
         self._time()
         while self._fits(_START_S):
             self._measure()
 
     def step(self) -> bool:
-        """Time a pass; return False where none is left, or the next one would take too long."""
-        if self._measured and not self._fits(_WHOLE_S):  # what a pass takes on a cold machine says nothing
+        """Time a pass; return False if none is left, or if the next pass would take too long."""
+        if self._measured and not self._fits(_WHOLE_S):  # the time of a pass on a cold machine says nothing
             return False
         try:
             self._measure()
@@ -107,7 +104,7 @@ class Calibration:
         return True
 
     def end(self) -> None:
-        """Hand over what was measured; no pass is made any more. A failure is logged, as it is none of the engine's."""
+        """Hand over the measured passes and drop the others. An error is only logged."""
         self._passes.clear()
         if not self._measured:
             return
@@ -117,7 +114,7 @@ class Calibration:
             _log.warning("what the passes of a calibration took cannot be learned", exc_info=True)
 
     def _fits(self, budget_s: float) -> bool:
-        """Return whether the next pass ends within a budget, by the time of the one before."""
+        """Return whether the next pass ends within a budget, judging by the last pass."""
         if not self._passes:
             return False
         return self._spent_s + self._last_s * _num_tokens(self._passes[0]) / self._last_size <= budget_s
@@ -129,7 +126,6 @@ class Calibration:
         self._measured.append(MeasuredPass(self._last_size, self._last_size, self._last_s, num_outputs))
 
     def _time(self) -> None:
-        """Compute the next pass, and empty the context again."""
         rows = self._passes.pop(0)
         start = time.perf_counter()
         self._context.step(rows)
@@ -146,7 +142,7 @@ def _passes(context: Context, model: Model, num_slots: int) -> list[list[StepRow
     greedy = Sampler(SamplingParams(temperature=0), model)
     most_rows = min(num_slots, context.n_batch, context.n_outputs_max)
     decoding = [
-        [StepRow(seq_id=one, position=0, token_ids=[0], samplers=(greedy.clone(),)) for one in range(num_rows)]
+        [StepRow(seq_id=seq_id, position=0, token_ids=[0], samplers=(greedy.clone(),)) for seq_id in range(num_rows)]
         for num_rows in sorted({min(number, most_rows) for number in _ROWS})
     ]
     sizes = [min(size, context.n_batch, context.max_positions) for size in _SIZES]
@@ -156,14 +152,14 @@ def _passes(context: Context, model: Model, num_slots: int) -> list[list[StepRow
 
 _log = logging.getLogger("paceline.engine")
 
-_HOST_SHARE = 8  # of the machine's memory, the part that idle prefixes may take
+_HOST_SHARE = 8  # an eighth of the machine's memory is for idle prefixes
 _FILES_OF_HEADS = {"dflash": "DFlash and DSpark", "eagle3": "EAGLE-3"}  # by their architecture
 _DIFFUSION = (
     "it is a diffusion model, which refines a whole text over many passes, and only models that write token after token are "
     "supported; llama.cpp runs it with llama-diffusion-cli"
 )
 _ITL_TARGET_MS = {"cpu": 250.0, "gpu": 50.0}
-# Context options that embedders take over; the others are about a memory that they do not have.
+# Context options that embedders take over; the others concern a KV cache, which they do not have.
 _EMBEDDER_OPTIONS = frozenset(
     (
         "n_threads",
@@ -193,7 +189,7 @@ class Parts:
         model: The model that callers get; None for a backend without a model.
         context: The context for generation; None for a model that cannot generate.
         adapters: The names of the loaded LoRA adapters.
-        draft: The draft model with its drafter, if there is one.
+        draft: The draft model, if there is one; it has a drafter if the model can generate.
         encoder: The encoder of images and audio, if there is a projector. Its owner closes it before the calls of `at_end`.
         fingerprint: Identifies the saved prefixes that fit; empty for a model that cannot generate.
         projectors: The projector files beside the model.
@@ -207,7 +203,7 @@ class Parts:
     model: Any = None
     context: Context | None = None
     adapters: tuple[str, ...] = ()
-    draft: LoadedDraft | None = None
+    draft: DraftModel | None = None
     encoder: MediaEncoder | None = None
     fingerprint: bytes = b""
     projectors: Sequence[Path] = ()
@@ -248,7 +244,7 @@ def assemble(
     drafter = resolve_drafter(config.speculation, place)
     parts = make(arguments)
     try:
-        if parts.draft is not None:
+        if parts.draft is not None and parts.draft.drafter is not None:
             drafter = place.filled(drafter, parts.draft.drafter)
         attach_heads(drafter, parts.backend)
     except BaseException:
@@ -281,21 +277,19 @@ def build(model: Model | ModelPath | None, arguments: EngineArguments) -> Parts:
         for adapter in adapters.values():
             undone.callback(adapter.close)
         can_generate = _can_generate(loaded)
-        draft_model: DraftModel | None = None
+        draft: DraftModel | None = None
         heads = _draft_heads(loaded, arguments)
         if heads is not None and heads is not loaded:
             passing.callback(heads.close)  # the context keeps what it needs
         if arguments.draft is not None:
-            draft_model = DraftModel.load(arguments.draft, loaded, arguments.config.num_slots)
-            undone.callback(draft_model.close)
+            draft = DraftModel.load(arguments.draft, loaded, arguments.config.num_slots)
+            undone.callback(draft.close)
         context = _context(loaded, heads, arguments, fit) if can_generate else None
         if context is not None:
             undone.callback(context.close)
         limits = _limits(loaded, context, arguments)
-        draft: LoadedDraft | None = None
-        if draft_model is not None and context is not None:
-            draft = draft_model.begin(context, loaded, limits.num_slots)
-            undone.callback(draft.context.close)
+        if draft is not None and context is not None:
+            draft.begin(context, loaded, limits.num_slots)
         encoder = media_encoder(loaded, arguments, can_generate=can_generate)
         undone.pop_all()
     if context is not None:
@@ -303,7 +297,7 @@ def build(model: Model | ModelPath | None, arguments: EngineArguments) -> Parts:
     _log_sizes(loaded, context, limits, arguments)
     options = {name: value for name, value in arguments.context.items() if name in _EMBEDDER_OPTIONS}
     options["max_tokens"] = limits.max_embedding_tokens
-    drafting = () if draft is None else (draft.context,)
+    drafting = () if draft is None or draft.context is None else (draft.context,)
     backend = LlamaBackend(loaded, context, adapters, options, drafting)
     shown = (
         loaded if encoder is None else loaded.with_modalities(encoder.modalities)
@@ -352,7 +346,6 @@ def media_encoder(model: Model, arguments: EngineArguments, *, can_generate: boo
 
 
 def _chosen(arguments: EngineArguments, choice: MemoryChoice) -> EngineArguments:
-    """Return the arguments with what was chosen to fit."""
     options = dict(arguments.model)
     if choice.n_gpu_layers is not None:
         options["n_gpu_layers"] = choice.n_gpu_layers
@@ -386,7 +379,7 @@ def _can_generate(model: Model) -> bool:
 
 
 def _check_speculation(model: Model, arguments: EngineArguments) -> None:
-    """Raise `Unsupported` where wrong drafts could not be taken out of memory again, before any is allocated."""
+    """Raise `Unsupported` if wrong drafts could not be taken out of memory again."""
     if arguments.config.speculation is None:
         return
     refusal = model.native.draft_refusal(arguments.context.get("swa_full") is True)
@@ -395,17 +388,15 @@ def _check_speculation(model: Model, arguments: EngineArguments) -> None:
 
 
 def _max_rollback(context: Context) -> int | None:
-    """Return `Limits.max_rollback` of a context."""
     return context.max_rollback if context.memory_class in (MemoryClass.RECURRENT, MemoryClass.HYBRID) else None
 
 
 def _n_verify(context: Context) -> int | None:
-    """Return `Limits.n_verify`: a window is still there behind a pass only if that was computed at once."""
+    """Return `Limits.n_verify`: a sliding window still has its cells after a pass only if the pass was one ubatch."""
     return min(context.n_batch, context.n_ubatch) if context.memory_class is MemoryClass.SLIDING_WINDOW else None
 
 
 def _adapters(model: Model, lora: object) -> dict[str, Adapter]:
-    """Load the adapters of the option `lora`, by name."""
     loaded: dict[str, Adapter] = {}
     try:
         for name, path in adapter_paths(lora).items():
@@ -418,7 +409,7 @@ def _adapters(model: Model, lora: object) -> dict[str, Adapter]:
 
 
 def _draft_heads(model: Model, arguments: EngineArguments) -> Model | None:
-    """Return the model of the heads that make drafts: the same one, or that of their file. Raises as `Model.load`."""
+    """Return the model with the draft heads: the same model, or the model of their file. Raises as `Model.load`."""
     drafter = draft_heads_of(arguments.config.speculation)
     if drafter is None or drafter.model is None:
         return None if drafter is None else model
@@ -435,19 +426,21 @@ def _draft_heads(model: Model, arguments: EngineArguments) -> Model | None:
 
 
 def _ways_to_name_heads() -> str:
-    return ", ".join([f"{name} files go with speculation='{one}:model=FILE'" for one, name in _FILES_OF_HEADS.items()])
+    return ", ".join(
+        [f"{name} files go with speculation='{drafter}:model=FILE'" for drafter, name in _FILES_OF_HEADS.items()]
+    )
 
 
 def _only_of_heads(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of loading that are about the machine, and not about the layers of one model."""
+    """Return the options of loading that concern the machine, not the layers of a model."""
     kept = {name: value for name, value in options.items() if name in ("devices", "load_mode", "cancel")}
     return kept | ({"n_gpu_layers": 0} if options.get("n_gpu_layers") == 0 else {})
 
 
 def _context(model: Model, heads: Model | None, arguments: EngineArguments, fit: MemoryFit) -> Context:
-    """Return the context for generation, with the n_ctx that was given, else what was chosen to fit.
+    """Return the context for generation, with the n_ctx of the caller or of the fit to memory.
 
-    Where n_ctx was left to us and memory is short all the same, it is halved until it fits.
+    If the caller set no n_ctx and memory is short, n_ctx is halved until the context fits.
     """
     config, options = arguments.config, dict(arguments.context)
     num_slots, memory = config.num_slots, model.memory_class
@@ -480,9 +473,9 @@ def _context(model: Model, heads: Model | None, arguments: EngineArguments, fit:
 
 
 def uses_gpu(options: Mapping[str, Any], machine: Sequence[Device]) -> bool:
-    """Whether a model that is loaded with these options on this machine computes on a GPU of its own.
+    """Return whether a model that is loaded with these options computes on a GPU of this machine.
 
-    What RPC servers lend counts as none: it may be a CPU, and is behind a network.
+    Devices of RPC servers do not count: they may be CPUs, and are used over a network.
     """
     names = {device.name.lower() for device in machine if device.kind in ("gpu", "igpu")}
     names = {name for name in names if not LENT_DEVICE.fullmatch(name)}
@@ -493,7 +486,7 @@ def uses_gpu(options: Mapping[str, Any], machine: Sequence[Device]) -> bool:
 
 
 def _limits(model: Model, context: Context | None, arguments: EngineArguments) -> Limits:
-    """Return the limits; a sequence gets no further than the model was trained for, unless RoPE options stretch it."""
+    """Return the limits. A sequence is no longer than the model was trained for, unless RoPE options stretch it."""
     config, target_ms = arguments.config, arguments.config.itl_target_ms
     if target_ms is None:
         target_ms = _ITL_TARGET_MS["gpu" if uses_gpu(arguments.model, devices()) else "cpu"]
@@ -543,7 +536,7 @@ def _keeps_states(context: Context | None) -> bool:
 
 
 def _control_ids(model: Model) -> frozenset[int]:
-    """Return the tokens that have text as control tokens only."""
+    """Return the tokens that have a text only as control tokens."""
     plain, special = model.tokenizer.pieces(False), model.tokenizer.pieces(True)
     return frozenset(index for index, piece in enumerate(special) if piece and not plain[index])
 
@@ -575,7 +568,6 @@ def _log_unused_cells(context: Context, limits: Limits, asked: int | None) -> No
 
 
 def _log_sizes(model: Model, context: Context | None, limits: Limits, arguments: EngineArguments) -> None:
-    """Log the sizes of an engine: slots, sequence ids, and of a context the cells, the tokens of one request and the memory."""
     _log.info(
         "%s, %s memory: %d slots, %d sequence ids, %d rows of logits, at most %d MiB of host memory for cached prefixes",
         model.desc,

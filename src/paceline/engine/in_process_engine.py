@@ -109,7 +109,7 @@ class InProcessEngine(EngineClient):
 
 
 def check_options(model: Any, options: Mapping[str, Any]) -> None:
-    """Raise what is wrong with the model and the options, as far as that is known before anything is loaded."""
+    """Raise the errors of the model and the options that are known before anything is loaded."""
     _check_model(model)
     config = engine_arguments(options).config
     if config.isolation == "process":
@@ -121,7 +121,7 @@ def check_options(model: Any, options: Mapping[str, Any]) -> None:
 
 
 def _check_model(model: object) -> None:
-    """Raise `InvalidType` if this can be no model."""
+    """Raise `InvalidType` if this cannot be a model."""
     if model is None or isinstance(model, (Model, str, os.PathLike)):
         return
     if isinstance(model, (list, tuple)) and model and all(isinstance(part, (str, os.PathLike)) for part in model):
@@ -135,7 +135,7 @@ def _check_model(model: object) -> None:
 def local_files(
     model: Model | ModelPath | None, options: Mapping[str, Any], *, offline: bool, hf_token: str | None
 ) -> Model | ModelPath | None:
-    """Return the path of a model that is given by name, downloaded if need be; anything else as it is."""
+    """Return the path of a model that is given by name, downloaded if necessary; any other model unchanged."""
     check_source(model, offline=offline, hf_token=hf_token)
     if not is_reference(model):
         check_is_path(model)
@@ -144,7 +144,7 @@ def local_files(
 
 
 def local_options(options: Mapping[str, Any], *, offline: bool, hf_token: str | None) -> dict[str, Any]:
-    """Return the options with the paths of a draft model and a projector that are given by name, downloaded if need be."""
+    """Return the options with the paths of a draft model and a projector that are given by name, downloaded if necessary."""
     found = dict(options)
     for name in ("draft_model", "mmproj"):
         given = options.get(name)
@@ -156,7 +156,7 @@ def local_options(options: Mapping[str, Any], *, offline: bool, hf_token: str | 
 
 
 def check_source(model: Any, *, offline: bool, hf_token: str | None) -> None:
-    """Raise what is wrong with a model's name and the options of its download."""
+    """Raise the errors of a model's name and of the options of its download."""
     validation.boolean("offline", offline, default=False)
     if hf_token is not None:
         validation.text("hf_token", hf_token)
@@ -165,7 +165,7 @@ def check_source(model: Any, *, offline: bool, hf_token: str | None) -> None:
 
 
 def open_engine(model: Model | ModelPath | None, options: Mapping[str, Any]) -> EngineClient:
-    """Return an engine, in this process or with a worker by `isolation`. Raises what options and loading raise."""
+    """Return an engine, in this process or with a worker by `isolation`. Raises the errors of options and loading."""
     if engine_arguments(options).config.isolation == "process":
         from paceline.engine.worker.worker_engine import WorkerEngine
 

@@ -338,7 +338,7 @@ class Inbox:
         ]
 
     def end_overdue_waits(self, now_s: float) -> None:
-        """Accept the requests in the line whose deadline has passed; the scheduler ends them. Engine's thread."""
+        """Accept the requests in the line after their deadlines; the scheduler ends them. Engine's thread."""
         if not self._line_deadlines:
             return
         with self._changed:

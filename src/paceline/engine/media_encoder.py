@@ -284,23 +284,6 @@ class _Entry(Generic[Job]):
     is_given_up: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Release:
-    key: int
-
-
-class _Encoded:
-    """The encoding thread has finished its entry."""
-
-
-class _LetGo:
-    """A waiting request has started or ended, and its embeddings count no longer."""
-
-
-class _Close:
-    """No entry is encoded any more."""
-
-
 class EncodingQueue(Generic[Job]):
     """Encodes requests in the order of their turns; tenants alternate.
 
@@ -326,7 +309,9 @@ class EncodingQueue(Generic[Job]):
         self._max_held_bytes = max_held_bytes
         self._held: dict[int, int] = {}
         self._encode, self._give_up, self._abort, self._clock = encode, give_up, abort, clock
-        self._events: queue.SimpleQueue[_Entry[Job] | _Release | _Encoded | _LetGo | _Close] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Callable[[], object] | None] = (
+            queue.SimpleQueue()
+        )  # calls of the watching thread
         self._handed: queue.SimpleQueue[_Entry[Job] | None] = queue.SimpleQueue()
         self._waiting: dict[int, _Entry[Job]] = {}
         self._tenants: list[str] = []  # of the last waiting requests; the first has the turn
@@ -343,7 +328,7 @@ class EncodingQueue(Generic[Job]):
             turn_s: The request with the lowest value is the tenant's next.
             tenant: The owner of the request.
         """
-        self._events.put(_Entry(key, job, deadline_s, turn_s, tenant))
+        self._events.put(partial(self._waiting.__setitem__, key, _Entry(key, job, deadline_s, turn_s, tenant)))
         if not self._has_begun:
             self._has_begun = True
             for name, work in (("watching", self._watch), ("encoding", self._encode_all)):
@@ -351,7 +336,7 @@ class EncodingQueue(Generic[Job]):
 
     def release(self, key: int) -> None:
         """End the encoding of a cancelled request; does nothing for an unknown key."""
-        self._events.put(_Release(key))
+        self._events.put(partial(self._drop_all, lambda entry: entry.key == key))
 
     def hold(self, key: int, num_bytes: int) -> None:
         """Record the embeddings that a waiting request holds, until `let_go`. Encoding thread.
@@ -363,11 +348,11 @@ class EncodingQueue(Generic[Job]):
     def let_go(self, key: int) -> None:
         """Record that a request waits no longer; does nothing for a request that holds nothing."""
         if self._held.pop(key, None) is not None:
-            self._events.put(_LetGo())
+            self._events.put(lambda: None)  # there may be room for the next request
 
     def close(self) -> None:
         """End the threads: the running encoding ends first, and waiting requests are never encoded."""
-        self._events.put(_Close())
+        self._events.put(None)
 
     # ---- the watching thread
 
@@ -379,22 +364,17 @@ class EncodingQueue(Generic[Job]):
         """Handle an event or a deadline; return whether the queue is open. No request is kept alive by a local variable."""
         with suppress(queue.Empty):
             event = self._events.get(timeout=self._timeout_s())
-            if isinstance(event, _Close):
+            if event is None:
                 self._handed.put(None)
                 return False
-            self._take(event)
+            event()
         now_s = self._clock.now()
         self._drop_all(lambda entry: entry.deadline_s <= now_s)
         self._hand_next()
         return True
 
-    def _take(self, event: _Entry[Job] | _Release | _Encoded | _LetGo) -> None:
-        if isinstance(event, _Entry):
-            self._waiting[event.key] = event
-        elif isinstance(event, _Encoded):
-            self._encoding = None
-        elif isinstance(event, _Release):
-            self._drop_all(lambda entry: entry.key == event.key)
+    def _forget_encoded(self) -> None:
+        self._encoding = None
 
     def _drop_all(self, is_over: Callable[[_Entry[Job]], bool]) -> None:
         for entry in filter(is_over, self._open()):
@@ -439,7 +419,7 @@ class EncodingQueue(Generic[Job]):
     def _encode_all(self) -> None:
         _lower_priority()
         while self._encode_next():
-            self._events.put(_Encoded())
+            self._events.put(self._forget_encoded)
 
     def _encode_next(self) -> bool:
         """Wait for a request and encode it; return whether the queue is open."""

@@ -207,7 +207,7 @@ def fit_memory(
 
 
 def _with_fewest_cells(wanted: MemoryChoice, rules: FitRules) -> Iterator[MemoryChoice]:
-    """Yield the choices with the fewest cells, each with fewer slots than the one before."""
+    """Yield the choices with the fewest cells, in the order of falling numbers of slots."""
     slots = wanted.num_slots
     while True:
         most = min(wanted.n_ctx, rules.most_ctx(slots)) if rules.chooses_ctx else wanted.n_ctx

@@ -78,28 +78,27 @@ def estimate_memory(
     hf_token: str | None = None,
     **options: Unpack[LLMKeywords],
 ) -> MemoryEstimate:
-    """Return what a model will need, without loading it.
+    """Return the memory that a model will need, without loading it.
 
         estimate = estimate_memory("model.gguf", n_ctx=32768, num_slots=8)
         print(estimate.total_bytes, estimate.fits)
 
-    Args:
-        model: A path to a GGUF file, of a split set to its first part; a name such as "hf:user/repo:Q4_K_M", the URL of a GGUF
-            file or "ollama:llama3.2", of which only the header is requested where it is not on this machine; None for the demo
-            model.
+    Args: model: A path to a GGUF file, or to the first part of a split set; a name such as "hf:user/repo:Q4_K_M" or
+        "ollama:llama3.2", or the URL of a GGUF file, of which only the header is requested if it is not on this machine; None
+        for the demo model.
         dry_run: Whether llama.cpp plans it, in a process of its own, which knows all buffers and takes up to a second.
             Otherwise weights and cache are computed from the header, in milliseconds.
         offline: Whether a model that is given by name is looked for in the caches alone.
-        hf_token: A token of the Hugging Face Hub; None: HF_TOKEN, or the one of `hf auth login`.
-        **options: Those of `LLM` that concern memory: num_slots, options of `Model.load` and of the llama.cpp context.
+        hf_token: A token of the Hugging Face Hub; None: HF_TOKEN, or the token of `hf auth login`.
+        **options: Options of `LLM` that concern memory: num_slots, options of `Model.load` and of the llama.cpp context.
 
     Returns:
-        The bytes that weights, KV cache and buffers take on each device, and what is free there. For models that do not
-        generate, the weights alone.
+        The bytes that weights, KV cache and buffers take on each device, and the free bytes of each device. For models that do
+            not generate, the weights alone.
 
     Raises:
         InvalidParams: An option is out of its range, unknown or of the wrong type.
-        Unsupported: No engine runs such a model (encoder-decoders).
+        Unsupported: No engine runs models of this kind (encoder-decoders).
         ModelLoadError: The file is not a model that llama.cpp can load.
         ModelNotFound: There is no repository, file or quantisation of that name.
         AccessDenied: The repository is gated or private, and the token may not read it.
@@ -251,7 +250,7 @@ def _asked(model: ModelPath, arguments: EngineArguments) -> tuple[ModelHeader, M
 
 
 def _sequence_cells(header: ModelHeader, question: MemoryQuestion, most_bytes: int | None) -> int:
-    """Return the number of cells for one sequence, up to the length that the model was trained for.
+    """Return the number of cells for a sequence, up to the length that the model was trained for.
 
     Their cache takes at most `most_bytes`. If that is None, it takes at most a quarter of each device's free memory, and only
     so much that a model which needs no plan with fewer cells needs none with these cells.

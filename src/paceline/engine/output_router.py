@@ -1,6 +1,6 @@
-"""Routes a tick's events to their readers: channels of streams, futures of embeddings and questions.
+"""Routes the events of a tick to their readers: channels of streams, futures of embeddings and questions.
 
-`deliver` runs on the engine's thread and never waits; everything else may come from any.
+`deliver` runs on the engine's thread and never waits; the other methods may run on any thread.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class PendingResults:
         return future
 
     def discard(self, key: int) -> None:
-        """Remove a future without setting it, because its request was refused."""
+        """Remove the future of a refused request."""
         self._futures.pop(key, None)
 
     def resolve(self, key: int, result: Any, error: PacelineError | None = None) -> None:
-        """Set a result, or the error instead of it; do nothing if the key is resolved or its future was cancelled."""
+        """Set the result or the error; do nothing if the key is resolved or its future was cancelled."""
         future = self._futures.pop(key, None)
         if future is None:
             return
@@ -57,9 +57,9 @@ class PendingResults:
 
 
 def map_future(source: Future[_A], function: Callable[[_A], _B]) -> Future[_B]:
-    """Map a Future's result through a function, on the thread that sets it; fail as it does, or as the function.
+    """Return a future of the function's result, computed on the thread that sets the source; it fails if source or function fail.
 
-    Cancelling the returned future only stops waiting: `source` goes on.
+    Cancelling the returned future only ends the wait: `source` goes on.
     """
     mapped: Future[_B] = Future()
 
@@ -78,7 +78,7 @@ def map_future(source: Future[_A], function: Callable[[_A], _B]) -> Future[_B]:
 
 
 def end_each(keys: Iterable[int], end: Callable[[int], object]) -> None:
-    """Call `end` with every key, and once more with those for which it raised, because memory is short for instance.
+    """Call `end` with every key, and once more with the keys for which it raised, for instance because memory is short.
 
     Raises the first exception of the second attempts, after all of them.
     """
@@ -99,7 +99,7 @@ def end_each(keys: Iterable[int], end: Callable[[int], object]) -> None:
 
 
 class OutputRouter:
-    """Has the sender of every request that has not ended, and no channel, so that losing a channel cancels its request."""
+    """Holds the senders of all open requests but not their channels, so that losing a channel cancels its request."""
 
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
@@ -111,12 +111,12 @@ class OutputRouter:
     def submit(
         self, request: Request, request_index: int, channel: StreamChannel | None = None, *, waits: bool = False
     ) -> StreamChannel:
-        """Accept a request and return its channel, which may be one that the caller made.
+        """Accept a request and return its channel, which the caller may have made.
 
         waits: whether it waits in line if there is no room.
 
-        Raises `QueueFull` or `EngineStopped`, and `InvalidParams` for a channel that has served before. A channel is as new
-        as it was after that.
+        Raises `QueueFull` or `EngineStopped`, and `InvalidParams` for a channel that has served before. A channel of a refused
+        request can be used again.
         """
         channel = StreamChannel.create() if channel is None else channel
         key, options, inbox = request.key, request.options, self._inbox
@@ -168,7 +168,7 @@ class OutputRouter:
         return channel
 
     def submit_embedding(self, request: EmbeddingRequest, *, waits: bool = False) -> Future[list[Any]]:
-        """Accept an embedding request; the future gives the vectors, and cancels when it is cancelled. waits: see `submit`."""
+        """Accept an embedding request and return a future of the vectors; cancelling it cancels. waits: see `submit`."""
         future = self._results.add(request.key)
 
         def cancel_if_wanted(done: Future[list[Any]]) -> None:
@@ -194,7 +194,7 @@ class OutputRouter:
         return future
 
     def deliver(self, events: Iterable[Event]) -> None:
-        """Deliver a tick's events, in order. Raise the first failure, after the other events were delivered."""
+        """Deliver the events of a tick in order. Raises the first failure, after the other events were delivered."""
         failure: Exception | None = None
         for event in events:
             try:
@@ -228,9 +228,9 @@ class OutputRouter:
             sender.push(chunk)
 
     def end_all(self, error: PacelineError) -> None:
-        """End all accepted requests and all questions with an error. Requests in the line go on waiting.
+        """End all accepted requests and all questions with an error. Requests in the line keep waiting.
 
-        Raises what kept a stream from being ended, after all others were.
+        Raises the error that kept a stream from being ended, after all others were ended.
         """
         keys = [key for key in (*self._senders, *self._results) if not self._inbox.is_in_line(key)]
         end_each(keys, lambda key: self._end(key, error))
@@ -247,7 +247,7 @@ class OutputRouter:
         self._senders.pop(key, None)
 
     def close(self) -> None:
-        """End what is still open, and from now on every new question, as the thread has ended."""
+        """End everything that is open, and every later question, as the thread has ended."""
         self._is_over = True
         self.end_all(EngineStopped("the engine was shut down; make a new one"))
 

@@ -1,6 +1,6 @@
 """From prompts and texts of callers to token ids that fit, and to requests that an engine can accept.
 
-Any thread but the engine's: tokenising and compiling grammars take time.
+Any thread except the engine's: tokenising and compiling grammars take time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from paceline.runtime import MediaPart, Model, Tokenizer
 
 MAX_BYTES: Final = 1 << 29
-"""Most bytes of their files or pixels together: they are half of what a message to a worker may have."""
+"""Most bytes of the files or pixels of a prompt together: half of the size limit of a message to a worker."""
 
 Measure: TypeAlias = "Callable[[MediaExtent], Sequence[MediaPart]]"
 WayOut: TypeAlias = Callable[[int], str]
@@ -43,20 +43,19 @@ def _raise_n_ctx(_num_tokens: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ComposedPrompt:
-    """Token ids with zeros in the cells of items, the items, and the attachments that they are of, in order."""
+    """Token ids with zeros in the cells of media items, the items, and their attachments in order."""
 
     ids: list[int]
     media: tuple[MediaItem, ...]
     attachments: tuple[Attachment, ...]
 
     def __len__(self) -> int:
-        """Return the number of its tokens and of the cells of its items."""
         return len(self.ids)
 
     def check_length(self, max_positions: int, before: str = "", way_out: WayOut = _raise_n_ctx) -> None:
-        """Raise `PromptTooLong` where a sequence cannot have as many tokens.
+        """Raise `PromptTooLong` if a sequence cannot have so many tokens.
 
-        before: the segment that is not measured yet. way_out: returns how a sequence could have so many tokens.
+        before: the name of a segment that is not measured yet. way_out: returns how a sequence could have a number of tokens.
         """
         num_tokens = len(self.ids)
         if num_tokens > max_positions:
@@ -80,14 +79,14 @@ class ComposedPrompt:
 
 
 class KeyedPrompt(msgspec.Struct, frozen=True, array_like=True):
-    """Token ids with the keys of media items in their cells, as the cache knows a prompt by, and those items."""
+    """Token ids with the keys of media items in their cells, as in the cache, and these items."""
 
     ids: list[int]
     media: tuple[MediaItem, ...] = ()
 
 
 def has_media(prompt: object) -> bool:
-    """Whether this is a prompt of segments, of which one at least is an image or audio."""
+    """Return whether this is a prompt of segments with at least one image or audio."""
     return isinstance(prompt, (list, tuple)) and any(map(is_attachment, prompt))
 
 
@@ -101,11 +100,11 @@ def composed(  # noqa: PLR0913 - names for messages
     place: str = "prompt",
     way_out: WayOut = _raise_n_ctx,
 ) -> ComposedPrompt:
-    """Put segments together. place: the prompt's name in messages.
+    """Put segments together.
 
-    way_out: returns how a prompt of a number of tokens would be allowed.
+    place: the prompt's name in messages. way_out: returns how a prompt of a number of tokens would be allowed.
 
-    Raises `InvalidParams`, naming the segment, what `measure` raises, and `PromptTooLong` for more tokens than positions.
+    Raises `InvalidParams` with the name of the segment, the errors of `measure`, and `PromptTooLong`.
     """
     if options.truncate is not None:
         raise InvalidParams("truncate cuts texts, and this prompt has images or audio; leave it out")
@@ -115,7 +114,7 @@ def composed(  # noqa: PLR0913 - names for messages
     for index, segment in _joined(place, segments):
         name = f"{place}[{index}]"
         if is_attachment(segment):
-            # measuring takes a while: none where the prompt is too long as it is
+            # measuring takes a while, so the prompt is checked before it
             ComposedPrompt(ids, tuple(media), attachments).check_length(max_positions, segment.name or name, way_out)
             _add_attachment(ids, media, segment, _measured(name, segment, measure))
         elif isinstance(segment, str):
@@ -141,14 +140,14 @@ def composed(  # noqa: PLR0913 - names for messages
 
 
 def check_attachments(place: str, segments: Sequence[Any], owner: str = "a prompt") -> tuple[Attachment, ...]:
-    """Return the images and audio among segments. Raises `InvalidParams` where they are too many, too large or too long in all.
+    """Return the images and audio among segments. Raises `InvalidParams` if they are too many, too large or too long together.
 
-    place, owner: what has these segments.
+    place: the name of the segments. owner: the owner of the segments, in messages.
     """
     attachments = tuple(filter(is_attachment, segments))
     if len(attachments) > MAX_ATTACHMENTS:
         raise InvalidParams(f"{owner} may have {MAX_ATTACHMENTS} images and audio, not {len(attachments)}")
-    num_bytes = sum(len(one.data) for one in attachments)
+    num_bytes = sum(len(attachment.data) for attachment in attachments)
     if num_bytes > MAX_BYTES:
         raise InvalidParams(
             f"the images and audio of {owner} may have {MAX_BYTES} bytes in all, not {num_bytes}; make them smaller"
@@ -158,7 +157,6 @@ def check_attachments(place: str, segments: Sequence[Any], owner: str = "a promp
 
 
 def _check_seconds(place: str, segments: Sequence[Any], owner: str) -> None:
-    """Raise `InvalidParams` where audio lasts too long in all, naming the first segment that is too much."""
     seconds = 0.0
     for index, segment in enumerate(segments):
         if isinstance(segment, Audio):
@@ -171,17 +169,18 @@ def _check_seconds(place: str, segments: Sequence[Any], owner: str) -> None:
 
 
 def _joined(place: str, segments: Sequence[Any]) -> list[tuple[int, Any]]:
-    """Return the segments with neighbouring texts as one, and indexes in the prompt. Raises `InvalidType` for others."""
+    """Return the segments with their indexes, neighbouring texts as one segment. Raises `InvalidType` for other objects."""
     found: list[tuple[int, Any]] = []
-    for index, one in enumerate(segments):
-        is_ids = isinstance(one, Sequence) and not isinstance(one, (str, bytes, bytearray))
-        if not isinstance(one, str) and not is_attachment(one) and not is_ids:
-            kind = "a token id of its own; put ids into a list" if isinstance(one, Integral) else type(one).__name__
+    for index, segment in enumerate(segments):
+        is_ids = isinstance(segment, Sequence) and not isinstance(segment, (str, bytes, bytearray))
+        if not isinstance(segment, str) and not is_attachment(segment) and not is_ids:
+            is_id = isinstance(segment, Integral)
+            kind = "a token id of its own; put ids into a list" if is_id else type(segment).__name__
             raise InvalidType(f"{place}[{index}] must be a text, an Image, an Audio or a list of token ids, not {kind}")
-        if isinstance(one, str) and found and isinstance(found[-1][1], str):
-            found[-1] = found[-1][0], found[-1][1] + one
+        if isinstance(segment, str) and found and isinstance(found[-1][1], str):
+            found[-1] = found[-1][0], found[-1][1] + segment
         else:
-            found.append((index, one))
+            found.append((index, segment))
     return found
 
 
@@ -205,23 +204,23 @@ Segments = Sequence[str | Attachment | Sequence[int]]
 """Texts, lists of token ids and at least one `Image` or `Audio`."""
 Prompt = str | Sequence[int] | Segments
 Prompts = Sequence[str | IntArray | Sequence[str | Attachment | int | Sequence[int]]]
-"""Several prompts of any kind. One `Sequence` has them all, since type checkers infer lists of lists by it."""
+"""Several prompts of any kind. A single `Sequence` of unions lets type checkers infer lists of lists."""
 EmbeddingPrompt = list[int] | ComposedPrompt
-"""What an embedding request is made of: token ids, or segments with media put together."""
+"""A part of an embedding request: token ids, or segments with media put together."""
 _MAX_SHOWN_LABELS = 8  # in a message
 
 
 def is_batch(prompts: object) -> bool:
-    """Whether this is a list of prompts and not one: of texts, or of lists of ids or of segments."""
+    """Return whether this is a list of prompts, not a single prompt."""
     if isinstance(prompts, str) or not isinstance(prompts, Sequence) or has_media(prompts):
         return False
     return len(prompts) == 0 or not isinstance(prompts[0], Integral)
 
 
 def prompt_ids(prompt: Prompt, tokenizer: Tokenizer, options: RequestOptions) -> list[int]:
-    """Return the token ids of a prompt. Raises `InvalidParams` for an empty one and for ids outside the vocabulary.
+    """Return the token ids of a prompt.
 
-    Raises `Unsupported` for one with images or audio.
+    Raises `InvalidParams` for an empty prompt and for ids outside the vocabulary, and `Unsupported` for images or audio.
     """
     if has_media(prompt):
         raise Unsupported("images and audio are for generate, stream and their like; this takes a text or token ids")
@@ -236,7 +235,7 @@ def prompt_ids(prompt: Prompt, tokenizer: Tokenizer, options: RequestOptions) ->
 
 
 def _check_prompt(name: str, prompt: object) -> None:
-    """Raise `InvalidType` if this is neither a text nor a sequence or array, and say what to pass in its place."""
+    """Raise `InvalidType` with a way out if this is neither a text nor a sequence nor an array."""
     is_bytes = isinstance(prompt, (bytes, bytearray, memoryview))
     if (isinstance(prompt, Sequence) and not is_bytes) or hasattr(prompt, "dtype"):
         return
@@ -252,11 +251,10 @@ def _check_prompt(name: str, prompt: object) -> None:
 def fitted(
     ids: list[int], params: SamplingParams, options: RequestOptions, limits: Limits, bos: int | None
 ) -> list[int]:
-    """Return the ids, cut to what fits if options.truncate is set.
+    """Return the ids; if they do not fit and options.truncate is set, a part of them that fits.
 
-    A prompt needs one position a token; one that fits is never cut. One that is cut leaves room for max_tokens, or, where
-    that is None or more than half of the positions, for as much as half of them. A bos token in front stays. Raises
-    `PromptTooLong`.
+    A cut prompt leaves room for max_tokens, at most half of the positions; without max_tokens, half of the positions. A bos
+    token at the start stays. Raises `PromptTooLong`.
     """
     max_positions = limits.max_positions
     if len(ids) <= max_positions:
@@ -269,7 +267,6 @@ def fitted(
 
 
 def _prompt_too_long(num_tokens: int, limits: Limits, *, is_counted: bool = True) -> PromptTooLong:
-    """Return the error of a prompt that does not fit. is_counted: as in `PromptTooLong`."""
     number = f"{'' if is_counted else 'at least '}{num_tokens}"
     return PromptTooLong(
         f"the prompt ({number} tokens) exceeds the available context size ({limits.max_positions} tokens); shorten it, set "
@@ -289,7 +286,7 @@ def _check_may_fit(texts: Iterable[object], options: RequestOptions, limits: Lim
 
 
 def chat_too_long(error: PromptTooLong, limits: Limits, drop: str = "") -> PromptTooLong:
-    """Return the error of a chat whose prompt is too long: cutting it would cut the system message or the question.
+    """Return the error of a chat with a too long prompt: cutting it would cut the system message or the question.
 
     Args:
         error: The error of the rendered prompt.
@@ -317,7 +314,7 @@ def truncated(ids: list[int], room: int, side: Truncate, *, keep: int = 0) -> li
 def filling_ids(
     prompt: Prompt, params: SamplingParams, options: RequestOptions, limits: Limits, tokenizer: Tokenizer
 ) -> list[int]:
-    """Return the token ids with which a model fills in the text between a prompt and `options.suffix`, in this order.
+    """Return the token ids with which a model fills in the text between a prompt and `options.suffix`.
 
     If they are too many and options.truncate is "left", the prompt loses its beginning; the suffix stays whole. Raises
     `Unsupported` for a vocabulary without tokens for this, `InvalidParams` for echo and for another truncate, and as `fitted`.
@@ -350,7 +347,7 @@ def filling_ids(
 
 
 def digest_sizes(max_prefixes: int, block_tokens: int | None) -> tuple[int, int | None]:
-    """Return the arguments of `EngineClient.prefix_digest`. Raises `InvalidParams` for what it refuses."""
+    """Return the checked arguments of `EngineClient.prefix_digest`. Raises `InvalidParams`."""
     max_prefixes = validation.integer("max_prefixes", max_prefixes, 1, MAX_DIGEST_PREFIXES)
     if block_tokens is None:
         return max_prefixes, None
@@ -358,7 +355,7 @@ def digest_sizes(max_prefixes: int, block_tokens: int | None) -> tuple[int, int 
 
 
 def activity_numbers(after: int, max_nodes: int | None, delay_s: float) -> tuple[int, int | None, float]:
-    """Return the arguments of `EngineClient.ask_activity`. Raises `InvalidParams` for what it refuses."""
+    """Return the checked arguments of `EngineClient.ask_activity`. Raises `InvalidParams`."""
     after = validation.integer("after", after, 0, 2**53)
     delay_s = validation.number("delay_s", delay_s, 0.0, MOST_DELAY_S)
     return after, None if max_nodes is None else validation.integer("max_nodes", max_nodes, 0, MAX_NODES), delay_s
@@ -376,17 +373,17 @@ def prefix_hash(token_ids: Sequence[int], options: RequestOptions) -> str:
     """
     if isinstance(token_ids, (str, bytes, bytearray)):
         raise InvalidType(f"token_ids must be a sequence of token ids, not {type(token_ids).__name__}")
-    ids = [validation.integer(f"token_ids[{index}]", one, 0, 2**31 - 1) for index, one in enumerate(token_ids)]
+    ids = [validation.integer(f"token_ids[{index}]", token, 0, 2**31 - 1) for index, token in enumerate(token_ids)]
     return hash_prefix(prefix_namespace(options), pack_tokens(ids))
 
 
 def refuse_media(extent: MediaExtent, beside: Sequence[Path] = ()) -> NoReturn:
-    """Raise `Unsupported`, as there is no projector. beside: files beside the model, none of which was loaded."""
+    """Raise `Unsupported`, as there is no projector. beside: projector files beside the model, none of which was loaded."""
     kind = "audio" if isinstance(extent, AudioExtent) else "images"
     if len(beside) > 1:
         raise Unsupported(
             f"this model takes no {kind}: of the {len(beside)} multimodal projectors beside it none was loaded "
-            f"({', '.join(one.name for one in beside)}); give one of them as mmproj"
+            f"({', '.join(path.name for path in beside)}); give one of them as mmproj"
         )
     raise Unsupported(
         f"this model takes no {kind}: it was loaded without a multimodal projector; give its file as mmproj, or put it "
@@ -398,9 +395,12 @@ def refuse_media(extent: MediaExtent, beside: Sequence[Path] = ()) -> NoReturn:
 class TextRequests:
     """Makes an engine's requests for text.
 
-    shares: whether the engine caches prefixes. next_key: a unique number for each. adapters: those that requests may use.
-    make_samplers: one for each choice, or none if a worker makes them; raises what is wrong with the params. measure: returns
-    the parts of an image or audio of an extent, or raises why it cannot be in a prompt.
+    Attributes:
+        shares: Whether the engine caches prefixes.
+        adapters: The adapters that requests may use.
+        next_key: Returns a new key for a request.
+        make_samplers: Returns a sampler for each choice, or none if a worker makes them. Raises the errors of the params.
+        measure: Returns the parts of an image or audio of an extent. Raises an error if it cannot be in a prompt.
     """
 
     tokenizer: Any
@@ -414,7 +414,7 @@ class TextRequests:
     measure: Measure = refuse_media
 
     def prepare(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Request:
-        """Return a request that is checked and not yet accepted. Raises `RequestError`s."""
+        """Return a checked request, which is not accepted yet. Raises `RequestError`s."""
         if not self.shares:
             options = dataclasses.replace(options, cache_prompt=False)
         if self.limits.max_positions == 0:
@@ -453,7 +453,7 @@ class TextRequests:
         )
 
     def keyed(self, prompt: Prompt | KeyedPrompt, options: RequestOptions) -> KeyedPrompt:
-        """Return a prompt as the cache knows it by. Raises as `prepare`."""
+        """Return a prompt with the keys of the cache. Raises as `prepare`."""
         if isinstance(prompt, KeyedPrompt):
             return prompt
         if not has_media(prompt):
@@ -466,7 +466,7 @@ class TextRequests:
 
 
 def check_may_be_embedded(name: str, min_tokens: int, options: RequestOptions, longest: int) -> None:
-    """Raise `PromptTooLong` if a text of at least `min_tokens` tokens does not fit, and is not to be cut.
+    """Raise `PromptTooLong` if a text of at least `min_tokens` tokens does not fit and may not be cut.
 
     name: the text's in the error. It is not tokenised.
     """
@@ -475,10 +475,6 @@ def check_may_be_embedded(name: str, min_tokens: int, options: RequestOptions, l
 
 
 def _embedding_ids(index: int, text: Prompt, tokenizer: Tokenizer, options: RequestOptions, longest: int) -> list[int]:
-    """Return the token ids of a text to be embedded. Raises `InvalidParams` for one without tokens and for unknown ids.
-
-    Raises `PromptTooLong` for a text of more than `longest` tokens that is not to be cut.
-    """
     name, in_error = f"texts[{index}]", f"text {index}"
     _check_prompt(name, text)
     if isinstance(text, str):
@@ -495,7 +491,7 @@ def _embedding_ids(index: int, text: Prompt, tokenizer: Tokenizer, options: Requ
 
 
 def is_single_text(texts: object) -> bool:
-    """Whether this is one input to embed and no list of them: a str, token ids, or segments with an image or audio."""
+    """Return whether this is one input to embed, not a list: a str, token ids, or segments with an image or audio."""
     if isinstance(texts, str) or has_media(texts):
         return True
     if isinstance(texts, (list, tuple)):
@@ -506,16 +502,17 @@ def is_single_text(texts: object) -> bool:
 def embeddable(
     texts: Sequence[Prompt | ComposedPrompt], tokenizer: Any, options: RequestOptions, longest: int, measure: Measure
 ) -> list[EmbeddingPrompt]:
-    """Return the token ids of texts to be embedded, and those of segments with media put together.
+    """Return the token ids of texts to embed; segments with media are put together.
 
-    Texts are cut to `longest` tokens if options.truncate is set. A bos token in front and an eos or sep token at the end stay:
-    models pool at them. Raises `InvalidType` if this is no list, `InvalidParams`, `PromptTooLong`, and what `measure` raises.
+    Texts are cut to `longest` tokens if options.truncate is set. A bos token at the start and an eos or sep token at the end
+    stay, since models pool at them. Raises `InvalidType` if this is no list, `InvalidParams`, `PromptTooLong`, and the errors
+    of `measure`.
     """
     _check_list("texts", texts)
     texts = list(texts)
-    with_media = [one for one in texts if has_media(one)]
+    with_media = [text for text in texts if has_media(text)]
     if len(with_media) > 1:
-        segments = [segment for one in with_media for segment in one]  # type: ignore[union-attr]
+        segments = [segment for text in with_media for segment in text]  # type: ignore[union-attr]
         check_attachments("texts", segments, "an embedding request")
     found: list[EmbeddingPrompt] = []
     for index, text in enumerate(texts):
@@ -534,7 +531,7 @@ def embeddable(
 def _embedding_segments(
     name: str, segments: Any, tokenizer: Any, options: RequestOptions, longest: int, measure: Measure
 ) -> ComposedPrompt:
-    """Put the segments of an input with media together. Raises as `composed`, and `InvalidParams` where media are its end."""
+    """Put an input with media together. Raises as `composed`, and `InvalidParams` if media are at its end."""
     found = composed(
         segments, tokenizer, options, measure, longest, place=name, way_out=lambda _: "raise max_embedding_tokens"
     )
@@ -549,14 +546,14 @@ def _embedding_segments(
 def embedding_request(
     key: int, prompts: Sequence[EmbeddingPrompt], pooling: str | None, options: RequestOptions
 ) -> EmbeddingRequest:
-    """Return the request of prompts, submitted at time 0; items of media start where they do with all of them joined."""
+    """Return the request of prompts, submitted at time 0. Starts of media items count from the first prompt."""
     texts: list[list[int]] = []
     media: list[MediaItem] = []
     attachments: list[Attachment] = []
     start = 0
     for prompt in prompts:
         if isinstance(prompt, ComposedPrompt):
-            media += [msgspec.structs.replace(one, start=start + one.start) for one in prompt.media]
+            media += [msgspec.structs.replace(item, start=start + item.start) for item in prompt.media]
             attachments += prompt.attachments
         texts.append(prompt.ids if isinstance(prompt, ComposedPrompt) else prompt)
         start += len(prompt)
@@ -583,7 +580,6 @@ def _cut(text: list[int], longest: int, side: Truncate, special_tokens: Mapping[
 
 
 def _too_long_to_embed(name: str, num_tokens: int, longest: int, *, is_counted: bool = True) -> PromptTooLong:
-    """Return the error of a text that has more tokens than can be embedded. is_counted: as in `PromptTooLong`."""
     number = f"{'' if is_counted else 'at least '}{num_tokens}"
     return PromptTooLong(
         f"{name} is too large: it has {number} tokens, which exceeds the available context size ({longest} tokens); "
@@ -599,8 +595,8 @@ def all_pairs(
 ) -> list[list[int]]:
     """Return query and document as one text of at most `longest` tokens for each document; truncate cuts documents.
 
-    Raises `InvalidType` and `InvalidParams` for what is no text, or no list of them, `PromptTooLong`, and `Unsupported` for a
-    model that has no single score of a pair.
+    Raises `InvalidType` and `InvalidParams` for wrong texts or lists, `PromptTooLong`, and `Unsupported` for a model without a
+    single score of a pair.
     """
     _check_one_score(model)
     validation.text("query", query)
@@ -612,7 +608,7 @@ def all_pairs(
 
 
 def _check_one_score(model: Model) -> None:
-    """Raise `Unsupported` for several outputs, unless they are a reranker's yes and no, of which the first is the score."""
+    """Raise `Unsupported` if the model has several classes, unless they are a reranker's yes and no: yes is the score."""
     labels = model.class_labels
     if len(labels) > 1 and labels != ("yes", "no"):
         shown = ", ".join(map(repr, labels[:_MAX_SHOWN_LABELS])) + (" ..." if len(labels) > _MAX_SHOWN_LABELS else "")
@@ -647,7 +643,7 @@ def _fitted_pair(
 
 
 def _pair_texts(model: Model, query: str, document: str) -> tuple[str, ...]:
-    """Return the text that the model's "rerank" template makes of a pair; query and document if there is no template."""
+    """Return the text of a pair by the model's "rerank" template, or query and document if there is no template."""
     template = model.chat_template("rerank")
     if template is None:
         return query, document
@@ -656,7 +652,7 @@ def _pair_texts(model: Model, query: str, document: str) -> tuple[str, ...]:
 
 
 def _pair_ids(model: Model, query: str, document: str) -> list[int]:
-    """Tokenise by the model's "rerank" template, else as bos, query, eos, sep, document, eos, as far as the model uses them."""
+    """Tokenise a pair by the "rerank" template, or as bos, query, eos, sep, document, eos, if the model uses these tokens."""
     tokenizer = model.tokenizer
     texts = _pair_texts(model, query, document)
     if len(texts) == 1:
@@ -675,7 +671,7 @@ def _pair_ids(model: Model, query: str, document: str) -> list[int]:
 
 
 def _check_list(name: str, values: object) -> None:
-    """Raise `InvalidType` for what is no list of texts; a single str is none, though it is iterable."""
+    """Raise `InvalidType` if this is no list of texts. A single str is none, although it is iterable."""
     if isinstance(values, (str, bytes, bytearray, memoryview)) or not isinstance(values, Iterable):
         kind = type(values).__name__
         raise InvalidType(f"{name} must be a list of texts, not {kind}; make a list of a single one, and decode bytes")

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Generic, Literal, Protocol, TypeVar, TypeVarTuple, get_args
+from typing import Any, Final, Generic, Literal, TypeVar, TypeVarTuple, get_args
 
 import msgspec
 
@@ -44,18 +44,8 @@ FILE_REPLY_S: Final = 600.0
 """Seconds for saving, loading or erasing a prefix and for loading or freeing an adapter."""
 
 
-class IdleFront(Protocol):
-    """What an idle answer is made of: an `EngineClient`."""
-
-    @property
-    def limits(self) -> Limits: ...  # noqa: D102
-
-    @property
-    def num_open(self) -> int: ...  # noqa: D102
-
-
 class Call(msgspec.Struct, frozen=True, array_like=True, tag="call"):
-    """A question as it goes to another process. args: as msgpack. delay_s: from when the other process receives it."""
+    """A question to another process. args: as msgpack. delay_s: from the moment when the other process receives it."""
 
     number: int
     name: str
@@ -73,7 +63,7 @@ class Reply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What the functions that run outside of ticks work with.
+    """The resources of functions that run outside of ticks.
 
     Attributes:
         backend: Of the engine.
@@ -96,6 +86,8 @@ class Resources:
 
 Place = Literal["tick", "thread", "listener", "replica"]
 AfterDeath = Literal["give up", "ask once more", "ask until done"]
+Idle = Callable[[Limits, int], R]
+"""Returns the answer while there is no worker, of the engine's limits and its number of open requests."""
 
 
 class Question(Generic[R, *Ts]):
@@ -116,7 +108,7 @@ class Question(Generic[R, *Ts]):
         self,
         answer: Callable[..., Any],
         place: Place,
-        idle: Callable[[IdleFront], R] | None,
+        idle: Idle[R] | None,
         patience_s: float,
         after_death: AfterDeath,
     ) -> None:
@@ -130,11 +122,11 @@ class Question(Generic[R, *Ts]):
         QUESTIONS[self.name] = self
 
     def call(self, number: int, args: tuple[*Ts], delay_s: float = 0.0) -> Call:
-        """Return the message that asks this question."""
+        """Return the message with this question."""
         return Call(number, self.name, msgspec.msgpack.encode(args), delay_s)
 
     def args(self, call: Call) -> tuple[*Ts]:
-        """Return the arguments of a message. Raises `EngineError` for bytes that are none."""
+        """Return the arguments of a message. Raises `EngineError` for invalid bytes."""
         return self._decoded(self._args, call.args)  # type: ignore[no-any-return]
 
     def reply(self, number: int, result: R) -> Reply:
@@ -142,7 +134,7 @@ class Question(Generic[R, *Ts]):
         return Reply(number, msgspec.msgpack.encode(result))
 
     def result(self, reply: Reply) -> R:
-        """Return the result of a message that has one. Raises `EngineError` for bytes that are none."""
+        """Return the result of a message that has one. Raises `EngineError` for invalid bytes."""
         return self._decoded(self._result, reply.result or b"")  # type: ignore[no-any-return]
 
     def _decoded(self, decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> Any:
@@ -152,7 +144,7 @@ class Question(Generic[R, *Ts]):
             raise EngineError(f"arguments or result of the question {self.name!r} cannot be read: {error}") from None
 
     def command(self, key: int, args: tuple[*Ts], due_s: float = 0.0) -> Ask:
-        """Return the command for the engine's thread; of a question in place "tick"."""
+        """Return the command for the engine's thread; for a question in place "tick"."""
         return Ask(key, lambda engine: self.answer(engine, *args), due_s)
 
 
@@ -169,7 +161,7 @@ def find_question(call: Call) -> Question[Any, *tuple[Any, ...]]:
 
 
 def after_tick(
-    idle: Callable[[IdleFront], R],
+    idle: Idle[R],
 ) -> Callable[[Callable[[Engine, *Ts], Callable[[], R]]], Question[R, *Ts]]:
     """Make a question about the engine's state of a function. idle: see `Question`."""
     return lambda answer: Question(answer, "tick", idle, REPLY_S, "give up")
@@ -185,22 +177,22 @@ def beside_ticks(
 # ---- the engine's state
 
 
-def _idle_slots(front: IdleFront) -> SlotsSnapshot:
-    return slots_snapshot((), num_slots=front.limits.num_slots, num_waiting=front.num_open)
+def _idle_slots(limits: Limits, num_open: int) -> SlotsSnapshot:
+    return slots_snapshot((), num_slots=limits.num_slots, num_waiting=num_open)
 
 
-def _idle_activity(front: IdleFront) -> EngineActivity:
+def _idle_activity(limits: Limits, num_open: int) -> EngineActivity:
     now_s = MonotonicClock().now()
-    return EngineActivity(started_s=0.0, now_s=now_s, last_number=0, slots=_idle_slots(front))
+    return EngineActivity(started_s=0.0, now_s=now_s, last_number=0, slots=_idle_slots(limits, num_open))
 
 
 @after_tick(_idle_slots)
 def slots(engine: Engine) -> Callable[[], SlotsSnapshot]:
-    """Return what each slot does."""
+    """Return the activity of each slot."""
     return engine.scheduler.slots
 
 
-@after_tick(lambda _: PrefixDigest())
+@after_tick(lambda *_: PrefixDigest())
 def digest(engine: Engine, max_prefixes: int, block_tokens: int | None) -> Callable[[], PrefixDigest]:
     """Return hashes of the cached prefixes, of whole blocks if block_tokens is given."""
     return lambda: engine.scheduler.kv_cache.digest(max_prefixes, block_tokens)
@@ -216,7 +208,7 @@ def activity(engine: Engine, after: int, max_nodes: int | None) -> Callable[[], 
 
 
 def _at_once(answer: Callable[[Resources], None]) -> Question[None]:
-    return Question(answer, "listener", lambda _: None, REPLY_S, "give up")
+    return Question(answer, "listener", lambda *_: None, REPLY_S, "give up")
 
 
 @_at_once
@@ -253,7 +245,7 @@ def load_adapter(resources: Resources, key: str, path: str) -> None:
 
 
 def detach(adapter: str, engine: Engine) -> Callable[[], None]:
-    """Apply an adapter no more, and drop everything that was computed with it from the cache."""
+    """Stop applying an adapter, and drop its prefixes from the cache."""
     engine.executor.detach_adapter(adapter)
     engine.scheduler.forget_adapter(adapter)
     return lambda: None
@@ -261,21 +253,21 @@ def detach(adapter: str, engine: Engine) -> Callable[[], None]:
 
 @beside_ticks(FILE_REPLY_S, "ask until done")
 def free_adapter(resources: Resources, key: str) -> None:
-    """Free a LoRA adapter of which no request is open, and what was computed with it."""
+    """Free a LoRA adapter that no open request uses, and its prefixes."""
     resources.ask(Ask(resources.next_key(), partial(detach, key), may_change_cache=True)).result()
     resources.backend.free_adapter(key)
 
 
-_MAX_EXTENTS: Final = 1024  # of images and audio, whose parts are remembered
+_MAX_EXTENTS: Final = 1024  # of images and audio with remembered parts
 
 
 MediaSizes = tuple[tuple[int, ...], int, int, bool]
-"""Of a `MediaPart`: tokens, num_cells, num_positions, is_causal."""
+"""Fields of a `MediaPart`: tokens, num_cells, num_positions, is_causal."""
 
 
 @beside_ticks(MEASURE_REPLY_S, "ask once more")
 def measure_media(resources: Resources, extent: MediaExtent) -> tuple[MediaSizes, ...]:
-    """Return what an image or audio of an extent becomes in a prompt."""
+    """Return the parts of an image or audio of an extent in a prompt."""
     if resources.encoder is None:
         refuse_media(extent, resources.projectors)
     parts = resources.encoder.measure(extent)
@@ -285,7 +277,7 @@ def measure_media(resources: Resources, extent: MediaExtent) -> tuple[MediaSizes
 def measuring(
     ask: Callable[[tuple[MediaExtent]], Future[tuple[MediaSizes, ...]]],
 ) -> Callable[[MediaExtent], tuple[MediaPart, ...]]:
-    """Return a function that measures an image or audio elsewhere: `measure_media` is asked once for each extent."""
+    """Return a function that measures images and audio elsewhere: `measure_media` is asked once for each extent."""
     known: dict[MediaExtent, tuple[MediaPart, ...]] = {}
 
     def measure(extent: MediaExtent) -> tuple[MediaPart, ...]:

@@ -1,7 +1,7 @@
-"""Waits for what an engine computes and makes it what `LLM` and `AsyncLLM` return: completions, batches, vectors, scores.
+"""Waits for the results of an engine and turns them into completions, batches, vectors and scores for `LLM` and `AsyncLLM`.
 
-Runs on the threads and event loops of callers. Leaving a wait before its end cancels what runs: Ctrl-C, an exception, a
-cancelled task.
+Runs on the threads and event loops of callers. Leaving a wait early, by Ctrl-C, an exception or a cancelled task, cancels the
+requests.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _R = TypeVar("_R")
 
 @contextmanager
 def cancelled_if_left(cancel: Callable[[], object]) -> Iterator[None]:
-    """Call `cancel` if the block raises, also `KeyboardInterrupt` and the like."""
+    """Call `cancel` if the block raises, also for `KeyboardInterrupt` and the like."""
     try:
         yield
     except BaseException:
@@ -57,7 +57,7 @@ def cancelled_if_left(cancel: Callable[[], object]) -> Iterator[None]:
 
 
 def collect(channel: StreamChannel) -> Completion:
-    """Return the completion. Raises the error that ended it, of several choices the first one's, if all of them failed."""
+    """Return the completion. Raises the error of the first choice if all choices failed."""
     with cancelled_if_left(channel.cancel):
         return channel.completion_of(channel).unless_failed()
 
@@ -70,7 +70,7 @@ async def collect_async(channel: StreamChannel) -> Completion:
 async def submit_async(submit: Callable[[], Future[list[Any]]]) -> list[Any]:
     """Call `submit` in a thread and wait for its future; cancelling the caller cancels the future, too.
 
-    If the thread has no future yet, it cancels the one that it gets.
+    If the thread has no future yet, it cancels the future that it gets.
     """
     submitted: list[Future[list[Any]]] = []
     left = threading.Event()
@@ -97,11 +97,14 @@ def waits(engine: EngineClient) -> bool:
 
 
 class Batch(Generic[_P]):
-    """Requests of one call for several prompts: as many are open at once as the engine takes, each with an outcome of its own.
+    """The requests of a call for several prompts: as many are open at once as the engine takes, each with an outcome of its own.
 
-    prepare: makes the request of a prompt, when there is room for it among the requests of the call. on_outcome: called with
-    each prompt and its outcome, while later requests run. `QueueFull` is the outcome only with when_full="refuse", if other
-    callers fill the engine and no request of the call is open.
+    `QueueFull` is an outcome only with when_full="refuse", if other callers fill the engine and no request of the call is open.
+
+    Args:
+        engine: The engine.
+        prepare: Makes the request of a prompt, when there is room for it among the requests of the call.
+        on_outcome: Called with each prompt and its outcome, while later requests run.
     """
 
     def __init__(
@@ -154,7 +157,7 @@ class Batch(Generic[_P]):
 
 
 class AsyncBatch(Generic[_P]):
-    """As `Batch`, for an event loop."""
+    """A `Batch` for an event loop."""
 
     def __init__(self, engine: EngineClient, prepare: Callable[[_P], Request]) -> None:
         self._engine, self._prepare = engine, prepare
@@ -186,7 +189,7 @@ class AsyncBatch(Generic[_P]):
             self._tasks.append(asyncio.create_task(self._outcome(channel)))
 
     async def _outcome(self, channel: StreamChannel) -> Outcome:
-        """Return once the engine has a place again, a moment after the terminal chunk."""
+        # returns when the engine has a place again, a moment after the terminal chunk
         outcome: Outcome
         try:
             outcome = await collect_async(channel)
@@ -209,7 +212,7 @@ def submit_streams(
     options: Mapping[str, Any],
     first_index: int,
 ) -> list[StreamChannel]:
-    """Prepare all prompts, then submit them; return the channel of each. A prompt that is refused ends its own channel alone.
+    """Prepare all prompts, then submit them; return the channel of each. A refused prompt ends its own channel only.
 
     entries: of `batch_entries`. first_index: number of the first request. Raises `InvalidParams` for the options before
     anything is submitted, and `EngineStopped`.
@@ -235,7 +238,7 @@ def submit_streams(
 
 
 def _unless_refused(submit: Callable[[], _R]) -> _R | PacelineError:
-    """Return the result, or the error that concerns one request alone. Raises `EngineStopped`."""
+    """Return the result, or the error of this request. Raises `EngineStopped`."""
     try:
         return submit()
     except EngineStopped:
@@ -245,7 +248,6 @@ def _unless_refused(submit: Callable[[], _R]) -> _R | PacelineError:
 
 
 def _ended(error: PacelineError, index: int, channel: StreamChannel | None) -> StreamChannel:
-    """Return a channel that has ended with an error."""
     channel = StreamChannel.create() if channel is None else channel
     assemble = partial(completion_of, prompt=(), wants_logprobs=False, wants_prompt_logprobs=False, index=index)
     sender = channel.attach(request_index=index, assemble=assemble)
@@ -255,7 +257,7 @@ def _ended(error: PacelineError, index: int, channel: StreamChannel | None) -> S
 
 
 def engine_repr(owner: object, engine: EngineClient | None) -> str:
-    """Return the repr of an object that holds an engine, without asking the engine. None: loading failed."""
+    """Return the repr of an object with an engine, without asking the engine. None: loading failed."""
     name = type(owner).__name__
     if engine is None:
         return f"{name}(not loaded)"
@@ -265,15 +267,15 @@ def engine_repr(owner: object, engine: EngineClient | None) -> str:
 
 
 def batch_outcome(outcomes: Sequence[_R | PacelineError], unit: str = "prompts") -> list[_R]:
-    """Return the results. Raises `BatchError` with every outcome if some are errors. unit: of the message, in the plural."""
-    errors = [(index, one) for index, one in enumerate(outcomes) if isinstance(one, PacelineError)]
+    """Return the results. Raises `BatchError` with every outcome if some are errors. unit: plural noun for the message."""
+    errors = [(index, outcome) for index, outcome in enumerate(outcomes) if isinstance(outcome, PacelineError)]
     if errors:
         index, first = errors[0]
         raise BatchError(
             f"{len(errors)} of {len(outcomes)} {unit} failed; the first is outcomes[{index}]: {first}",
             outcomes,
         ) from first
-    return [one for one in outcomes if not isinstance(one, PacelineError)]
+    return [outcome for outcome in outcomes if not isinstance(outcome, PacelineError)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +349,7 @@ def vectors(
 
 
 def checked_dimensions(dimensions: int | None, dimension: int) -> int | None:
-    """Return how many numbers of a vector are wanted. Raises `InvalidParams` for more than a vector has."""
+    """Return the number of dimensions to keep. Raises `InvalidParams` if it is more than a vector has."""
     if dimensions is None:
         return None
     hint = f"this model's vectors have {dimension} numbers"
@@ -355,7 +357,7 @@ def checked_dimensions(dimensions: int | None, dimension: int) -> int | None:
 
 
 def check_prompt_name(prompt_name: str | None) -> None:
-    """Raise `Unsupported` for the name of a prefix: GGUF has no key for the prefixes that a model was trained with."""
+    """Raise `Unsupported` for the name of a prefix: GGUF files have no prefixes."""
     if prompt_name is not None:
         raise Unsupported(
             f"prompt_name: the model's file has no prompt {prompt_name!r:.80}, since GGUF files carry no prefixes; write what "
@@ -364,10 +366,10 @@ def check_prompt_name(prompt_name: str | None) -> None:
 
 
 def probabilities(model: Model, rows: list[Any]) -> npt.NDArray[np.float64]:
-    """Return what a classification head gives for each text as probabilities, float64 (n, outputs).
+    """Return the outputs of a classification head as probabilities, float64 (n, outputs).
 
-    One output is a probability of its own (sigmoid), several exclude each other (softmax). llama.cpp returns those of some
-    architectures as probabilities.
+    A single output is an independent probability (sigmoid); several outputs exclude each other (softmax). For some
+    architectures llama.cpp returns probabilities already.
     """
     found = np.stack(rows).astype(np.float64)
     if model.metadata.get("general.architecture") in _PROBABLE:
@@ -388,9 +390,9 @@ def classifications(model: Model, rows: list[Any]) -> list[Classification]:
 
 
 def scores(rows: list[Any]) -> list[Score]:
-    """Return one score for each document, best first; of a classifier with several outputs, the first one."""
+    """Return a score for each document, best first; of several outputs, the first."""
     found = [Score(index, float(row[0])) for index, row in enumerate(rows)]
-    return sorted(found, key=lambda one: -one.score)
+    return sorted(found, key=lambda score: -score.score)
 
 
 _UPDATE_S: Final = 0.1  # between two pictures in a notebook, each of which is a message to the browser
@@ -405,7 +407,7 @@ def checked_progress(progress: object) -> bool | Callable[[int, int], object]:
 
 @contextmanager
 def progress_bar(total: int, wanted: bool | Callable[[int, int], object]) -> Iterator[Callable[[], object]]:
-    """Show a bar if stderr is a terminal or this is a notebook, or call the function that is `wanted`.
+    """Show a bar if stderr is a terminal or this is a notebook, or call a function with the progress.
 
     Yields a function that advances by one prompt.
     """
@@ -435,7 +437,7 @@ def progress_bar(total: int, wanted: bool | Callable[[int, int], object]) -> Ite
 
 @contextmanager
 def _notebook_bar(bar: Progress, total: int) -> Iterator[Callable[[], object]]:
-    """Show the bar as an output of the cell that changes in place, which needs no ipywidgets; its last picture stays."""
+    """Show the bar as an output of the cell that changes in place, without ipywidgets. The last picture stays."""
     task, shown_s = bar.add_task("", total=total), time.monotonic()
     picture = importlib.import_module("IPython.display").display(bar, display_id=True)
 

@@ -1,15 +1,15 @@
 """Files that an engine keeps: saved prefixes, and the token sequences of lookup drafters.
 
-Saved prefixes: commands ask the KV cache, files are read and written on the caller's thread.
+Saved prefixes: commands ask the KV cache; files are read and written on the caller's thread.
 
-A file: magic "PLPR", version (uint32), number of ranges (uint32), number of LoRA adapters (uint32); each adapter that applied:
-fingerprint of its content (16 bytes) and scale (float64); then each range: its size (uint64) and a frame of
-`runtime.sequence_state`, whose token ids are those of the range. A partial frame without token ids comes last where memory is
-more than cells: the state behind them. The frames check themselves: model, layout, adapters, damage.
+A file: magic "PLPR", version (uint32), number of ranges (uint32), number of LoRA adapters (uint32); for each applied adapter
+the fingerprint of its content (16 bytes) and its scale (float64); then for each range its size (uint64) and a frame of
+`runtime.sequence_state` with the token ids of the range. If memory is more than cells, the last frame is partial and without
+token ids: the state after the ranges. The frames check model, layout, adapters and damage.
 
-With images or audio it has version 3, and behind the adapters the number of items (uint32) and each of them: first cell, cells,
-positions (uint32), whether causal (uint8), size of its content hash (uint8) and the hash. Frames then have the items' keys
-among token ids, count cells, and belong to the items and to the projector as well.
+With images or audio the version is 3, and after the adapters come the number of items (uint32) and each item: first cell,
+cells, positions (uint32), whether causal (uint8), size of its content hash (uint8) and the hash. Frames then have the items'
+keys among token ids, count cells, and belong to the items and to the projector as well.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from paceline.runtime import CellState
 from paceline.runtime.sequence_state import HEAD_BYTES, SequenceState, check_head, layout_fingerprint
 
 PrefixNamespace = tuple[tuple[tuple[str, float], ...], str, str]
-"""Of `prefix_namespace`: keys of adapters with their scales, tenant and salt."""
+"""The result of `prefix_namespace`: keys of adapters with their scales, tenant and salt."""
 
 AppliedAdapters = tuple[tuple[bytes, float], ...]
 """Fingerprints of adapters with their scales, sorted."""
@@ -50,9 +50,13 @@ _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 
 
 class SavedPrefixes:
-    """ask: passes a command to the engine, whose result resolves the future; next_key: a number for each.
+    """Saves prefixes of the KV cache, and loads them.
 
-    adapter_fingerprint: identifies the content of a loaded adapter by its key; raises `AdapterNotFound`.
+    Args:
+        files: The files.
+        ask: Passes a command to the engine; its result resolves the future.
+        next_key: Returns a new key for a command.
+        adapter_fingerprint: Identifies the content of a loaded adapter by its key. Raises `AdapterNotFound`.
     """
 
     def __init__(
@@ -83,9 +87,9 @@ class SavedPrefixes:
                 f"nothing of this prompt is in host memory; generate from it before saving it as {name!r}, with host_cache_bytes "
                 "that it fits"
             )
-        ranges = [CellState(layout.cell(one.start), layout.cell(one.end), one.payload) for one in ranges]
+        ranges = [CellState(layout.cell(cells.start), layout.cell(cells.end), cells.payload) for cells in ranges]
         end = int(ranges[-1].end)
-        self._files.write(name, prompt.ids, ranges, adapters, tuple(one for one in prompt.media if one.end <= end))
+        self._files.write(name, prompt.ids, ranges, adapters, tuple(item for item in prompt.media if item.end <= end))
         return end
 
     def load(self, name: str, namespace: PrefixNamespace) -> list[int]:
@@ -96,8 +100,8 @@ class SavedPrefixes:
         token_ids, ranges, media = self._files.read(name, self._applied(namespace))
         layout = PromptLayout(media)
         placed = tuple(
-            (one.start, one.end, CellState(layout.position(one.start), layout.position(one.end), one.payload))
-            for one in ranges
+            (cells.start, cells.end, CellState(layout.position(cells.start), layout.position(cells.end), cells.payload))
+            for cells in ranges
         )
 
         def bring_in(engine: Engine) -> Callable[[], list[Any]]:
@@ -122,8 +126,11 @@ class SavedPrefixes:
 class StateFiles:
     """The files of one folder, for one model and layout.
 
-    folder: None if saving is off. projector: identifies its file. host_bytes: most memory of prefixes that are loaded; a larger
-    file is not read.
+    Args:
+        folder: None if saving is off.
+        fingerprint: Identifies model and layout.
+        projector: Identifies the file of the projector.
+        host_bytes: Most memory of loaded prefixes; a larger file is not read.
     """
 
     def __init__(
@@ -140,7 +147,7 @@ class StateFiles:
             raise InvalidParams(f"state_folder must be a folder, and {self._folder} is none; make it first")
 
     def path(self, name: str) -> Path:
-        """Return the path of a name's file. Raises `Unsupported` if saving is off, `InvalidParams` for what is no name."""
+        """Return the path of a file by its name. Raises `Unsupported` if saving is off, `InvalidParams` for a wrong name."""
         if self._folder is None:
             raise Unsupported("saving prefixes needs a folder; give the engine state_folder=...")
         if not _NAME.fullmatch(validation.text("name", name)):
@@ -157,14 +164,16 @@ class StateFiles:
         adapters: AppliedAdapters = (),
         media: Sequence[MediaItem] = (),
     ) -> int:
-        """Write the ranges of a prefix, in cells and in order, whole or not at all, and return the size in bytes."""
+        """Write the ranges of a prefix, in cells and in order, as a whole or not at all, and return the size in bytes."""
         path, owner = self.path(name), self._owner(adapters, media)
         frames = [
-            SequenceState(owner, tuple(token_ids[one.start : one.end]), one.start == one.end, one.end - 1, one.payload)
-            for one in ranges
+            SequenceState(
+                owner, tuple(token_ids[cells.start : cells.end]), cells.start == cells.end, cells.end - 1, cells.payload
+            )
+            for cells in ranges
         ]
         parts = [_HEAD.pack(_MAGIC, _VERSION_WITH_MEDIA if media else _VERSION, len(frames), len(adapters))]
-        parts += [_ADAPTER.pack(*one) for one in adapters]
+        parts += [_ADAPTER.pack(*adapter) for adapter in adapters]
         parts += _packed(media) if media else []
         for frame in frames:
             data = frame.to_bytes()
@@ -185,7 +194,7 @@ class StateFiles:
     ) -> tuple[list[int], list[CellState], tuple[MediaItem, ...]]:
         """Return the token ids of a saved prefix, its ranges in cells, and its media.
 
-        Raises `StateError`, also for other adapters than its own.
+        Raises `StateError`, also if it was saved with other adapters.
         """
         try:
             with validation.open_file(self.path(name)) as file:
@@ -217,14 +226,14 @@ class StateFiles:
         return token_ids, ranges, media
 
     def erase(self, name: str) -> None:
-        """Delete the file of a name. Raises `StateError` where there is none."""
+        """Delete a file by its name. Raises `StateError` if there is none."""
         try:
             self.path(name).unlink()
         except OSError as error:
             raise StateError(f"cannot erase the saved prefix {name!r}: {error.strerror or error}") from None
 
     def _owner(self, adapters: AppliedAdapters, media: Sequence[MediaItem]) -> bytes:
-        """Return the fingerprint of the frames, of which damage to the list of adapters or media makes another one."""
+        """Return the fingerprint of the frames. A damaged list of adapters or media gives another fingerprint."""
         if media:
             return layout_fingerprint(self._fingerprint, (adapters, tuple(media), self._projector))
         return layout_fingerprint(self._fingerprint, adapters) if adapters else self._fingerprint
@@ -259,7 +268,6 @@ class _Reader:
         self.num_left = os.fstat(file.fileno()).st_size
 
     def take(self, count: int) -> bytes:
-        """Return the next bytes. Raises `StateError` if the file has fewer."""
         data = self._file.read(count) if count <= self.num_left else b""
         if len(data) != count:
             raise StateError(f"the saved prefix {self.name!r} is cut")
@@ -267,7 +275,7 @@ class _Reader:
         return data
 
     def take_frame(self) -> bytes:
-        """Return the next range with its frame, whose head is checked before the rest is read."""
+        """Return the next range with its frame. The head is checked before the rest is read."""
         (size,) = _SIZE.unpack(self.take(_SIZE.size))
         head = self.take(min(size, HEAD_BYTES))
         if size - len(head) > self.num_left:
@@ -278,14 +286,13 @@ class _Reader:
 
 def _packed(media: Sequence[MediaItem]) -> list[bytes]:
     parts = [_COUNT.pack(len(media))]
-    for one in media:
-        sizes = (one.start, one.num_cells, one.num_positions, one.is_causal, len(one.content_hash))
-        parts += [_ITEM.pack(*sizes), one.content_hash]
+    for item in media:
+        sizes = (item.start, item.num_cells, item.num_positions, item.is_causal, len(item.content_hash))
+        parts += [_ITEM.pack(*sizes), item.content_hash]
     return parts
 
 
 def _unpacked(file: _Reader) -> tuple[MediaItem, ...]:
-    """Return the media items of a file. Raises `StateError` for items that are cut or damaged."""
     media: list[MediaItem] = []
     (count,) = _COUNT.unpack(file.take(_COUNT.size))
     if count > _MAX_MEDIA:
@@ -299,7 +306,6 @@ def _unpacked(file: _Reader) -> tuple[MediaItem, ...]:
 
 
 def _check_adapters(name: str, saved: AppliedAdapters, wanted: AppliedAdapters) -> None:
-    """Raise `StateError` where a prefix was computed with other adapters than those that it is to be loaded for."""
     if saved == wanted:
         return
     raise StateError(

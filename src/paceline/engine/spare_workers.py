@@ -1,7 +1,7 @@
-"""Processes of workers, started ahead of the models that they will load: by then they have imported what they need.
+"""Worker processes that are started ahead of the models that they will load, to have their imports done by then.
 
-A spare one waits for its setup and has no model. This module imports little, so that a program can start a worker first and
-import the rest beside it.
+A spare worker waits for its setup and has no model. This module imports little, so that a program can start a worker first and
+import everything else meanwhile.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BOX_BYTES: Final = 16384  # of the memory that both processes map, see `worker.b
 
 @dataclass(frozen=True, slots=True)
 class _Surroundings:
-    """What a process inherits. path: where Python finds modules; folder: device and number, whatever its name is by now."""
+    """The environment that a process inherits. path: where Python finds modules; folder: device and inode of the folder."""
 
     environment: dict[str, str]
     path: tuple[str, ...]
@@ -32,13 +32,13 @@ class _Surroundings:
 
 
 class LaunchedWorker:
-    """A process that runs a worker, and this side's ends of what connects them. Whoever takes it owns all of it.
+    """A worker process, and this side's ends of its connections, owned by the caller.
 
-    stderr: the descriptor of what it writes there. path: where Python finds modules.
+    stderr: the descriptor of its stderr. path: where Python finds modules.
     """
 
     def __init__(self, path: Sequence[str]) -> None:
-        """Start the process. Raises `OSError` where none can be started."""
+        """Start the process. Raises `OSError` if it cannot be started."""
         self.box = box_file()
         self.socket, theirs = socket.socketpair()
         self.stderr, write_end = os.pipe()
@@ -61,13 +61,13 @@ class LaunchedWorker:
             os.close(write_end)
 
     def end(self) -> None:
-        """End the process, which has done nothing yet, and free what connects them."""
+        """End the process, which has no model yet, and close its connections."""
         self.process.kill()
         self.process.wait()
         self._close()
 
     def forget(self) -> None:
-        """Close what a forked child has inherited."""
+        """Close the connections that a forked child has inherited."""
         self.process.returncode = 0
         with contextlib.suppress(OSError):
             self._close()
@@ -79,7 +79,7 @@ class LaunchedWorker:
 
 
 class SpareWorkers:
-    """At most one process that waits. Any thread; one that launches should last as long as the process, whose end it shares.
+    """At most one idle worker process. Any thread; the thread that calls `launch` should last as long as this process.
 
     On Linux a worker ends with the thread that started it.
     """
@@ -89,16 +89,16 @@ class SpareWorkers:
         self._spare: tuple[LaunchedWorker, _Surroundings] | None = None
 
     def launch(self) -> None:
-        """Start one, unless one waits. Where no process can be started, the engine that needs one reports it."""
+        """Start a spare worker, unless there is one. If it cannot be started, the engine that needs a worker reports it."""
         with self._lock, contextlib.suppress(OSError):
             if self._spare is None:
                 surroundings = _surroundings(module_path())
                 self._spare = LaunchedWorker(surroundings.path), surroundings
 
     def take(self, path: Sequence[str]) -> LaunchedWorker:
-        """Return the one that waits, if it still does and inherited what one of now would, else a new one.
+        """Return the idle spare worker if it is alive and its environment still matches; otherwise start a worker.
 
-        path: where Python finds modules. Raises `OSError` where no process can be started.
+        path: where Python finds modules. Raises `OSError` if no process can be started.
         """
         with self._lock:
             spare, self._spare = self._spare, None
@@ -111,19 +111,19 @@ class SpareWorkers:
 
     @property
     def pid(self) -> int | None:
-        """The process id of the one that waits; None without one."""
+        """The process id of the spare worker; None without one."""
         spare = self._spare
         return None if spare is None else spare[0].process.pid
 
     def end(self) -> None:
-        """End the one that waits; idempotent."""
+        """End the spare worker; idempotent."""
         with self._lock:
             spare, self._spare = self._spare, None
         if spare is not None:
             spare[0].end()
 
     def forget(self) -> None:
-        """Leave the one that waits to the process that this one was forked from."""
+        """Leave the spare worker to the process that this one was forked from."""
         self._lock = threading.Lock()  # a thread that does not exist here may hold it
         spare, self._spare = self._spare, None
         if spare is not None:
@@ -131,12 +131,12 @@ class SpareWorkers:
 
 
 def module_path() -> list[str]:
-    """Return where this process finds modules, wherever another one runs."""
+    """Return the absolute folders in which this process finds modules."""
     return [str(Path(entry).absolute()) for entry in sys.path]
 
 
 def box_file() -> IO[bytes]:
-    """Return a file without a name, of zeros, for memory that two processes map."""
+    """Return an unnamed file of zeros, for memory that two processes map."""
     file = os.fdopen(os.memfd_create("paceline"), "r+b") if sys.platform == "linux" else tempfile.TemporaryFile()  # noqa: SIM115
     file.truncate(BOX_BYTES)
     return file
@@ -150,12 +150,12 @@ def _surroundings(path: Sequence[str]) -> _Surroundings:
 def _are_still(surroundings: _Surroundings, path: Sequence[str]) -> bool:
     try:
         return surroundings == _surroundings(path)
-    except OSError:  # a folder that cannot be read counts as another one
+    except OSError:  # an unreadable folder counts as changed
         return False
 
 
 SPARE_WORKERS: Final = SpareWorkers()
-"""The ones of this process."""
+"""The spare worker of this process."""
 
 atexit.register(SPARE_WORKERS.end)
 if hasattr(os, "register_at_fork"):

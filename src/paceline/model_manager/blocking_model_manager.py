@@ -20,7 +20,6 @@ from paceline.model_manager.model_settings import (
     ModelEntry,
     Models,
     changed_settings,
-    manager_settings,
 )
 
 R = TypeVar("R")
@@ -68,14 +67,14 @@ class ModelManager:
         Raises:
             InvalidParams: An option is invalid; of a file, the message names table and key.
         """
-        self._given = {
-            "memory_budget": memory_budget,
-            "max_loaded": max_loaded,
-            "wait_timeout_s": wait_timeout_s,
-            "patience_s": patience_s,
-        }
-        settings = manager_settings(models, **self._given)
-        self._pool: ModelPool[LLM] = ModelPool(LLMLoader() if loader is None else loader, settings)
+        self._pool = ModelPool[LLM](
+            LLMLoader() if loader is None else loader,
+            models,
+            memory_budget=memory_budget,
+            max_loaded=max_loaded,
+            wait_timeout_s=wait_timeout_s,
+            patience_s=patience_s,
+        )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=_run_loop, args=(self._loop,), name="paceline-model-manager", daemon=True
@@ -235,7 +234,7 @@ class ModelManager:
         Raises:
             InvalidParams: The file cannot be read, a name is taken twice, or an option is wrong; then nothing was changed.
         """
-        self._run(self._pool.update(changed_settings(models, self._given)))
+        self._run(self._pool.update(changed_settings(models, self._pool.options)))
 
     def close(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
         """Unload everything. Idempotent. Requests end with the finish reason SHUTDOWN, loads and waits with `EngineStopped`.

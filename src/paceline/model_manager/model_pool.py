@@ -18,10 +18,10 @@ import gc
 import logging
 import math
 import weakref
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from types import TracebackType
-from typing import Final, Generic, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 
 from paceline import validation
 from paceline.async_llm import AsyncLLM
@@ -60,9 +60,10 @@ class ModelPool(Generic[T]):
     A method has the arguments, result and errors of the method of `ModelManager` with the same name, unless stated otherwise.
     """
 
-    def __init__(self, loader: ModelLoader[T], settings: ManagerSettings) -> None:
-        """Add the models of the settings. Raises `InvalidParams` if a name is taken twice, or an option is wrong."""
-        self._loader, self._settings = loader, settings
+    def __init__(self, loader: ModelLoader[T], models: Models, **options: Any) -> None:
+        """Add the models. options: those of `ModelManager`. Raises `InvalidParams` if a name or an option is wrong."""
+        self.options = options
+        self._loader, self._settings = loader, (settings := manager_settings(models, **options))
         self._models: dict[str, ManagedModel[T]] = {}
         self._names: dict[str, ManagedModel[T]] = {}  # by aliases, too
         self._all: list[ManagedModel[T]] = []  # also models that are being removed, as long as they take room
@@ -111,11 +112,15 @@ class ModelPool(Generic[T]):
         del self._models[model.entry.name]
         await self._stopped(self._begin_removal(model, timeout_s))
 
-    async def update(self, models: Iterable[ModelEntry] | ManagerSettings) -> None:
-        """Replace the models, and the limits if these are settings. All is replaced before it first waits for unloads."""
+    async def update(self, models: Models) -> None:
+        """Replace the models, as `ModelManager.update` does. All of them are replaced before it first waits for unloads."""
+        changed = changed_settings(models, self.options)
         self._bind()
-        if not isinstance(models, ManagerSettings):
-            models = dataclasses.replace(self._settings, entries=tuple(models))
+        models = (
+            changed
+            if isinstance(changed, ManagerSettings)
+            else dataclasses.replace(self._settings, entries=tuple(changed))
+        )
         self._check((), models.entries)
         self._set_limits(models)
         wanted = {entry.name: entry for entry in models.entries}
@@ -690,14 +695,11 @@ class AsyncModelManager(ModelPool[AsyncLLM]):
         Raises:
             InvalidParams: An option is invalid; of a file, the message names table and key.
         """
-        self._given = {
-            "memory_budget": memory_budget,
-            "max_loaded": max_loaded,
-            "wait_timeout_s": wait_timeout_s,
-            "patience_s": patience_s,
-        }
-        super().__init__(AsyncLLMLoader() if loader is None else loader, manager_settings(models, **self._given))
-
-    async def update(self, models: Models) -> None:
-        """Replace the models, as `ModelManager.update` does; they are replaced before it first waits."""
-        await super().update(changed_settings(models, self._given))
+        super().__init__(
+            AsyncLLMLoader() if loader is None else loader,
+            models,
+            memory_budget=memory_budget,
+            max_loaded=max_loaded,
+            wait_timeout_s=wait_timeout_s,
+            patience_s=patience_s,
+        )

@@ -23,7 +23,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from paceline.clock import Clock
-from paceline.engine.adapters import absolute, adapter_paths
+from paceline.engine.adapters import adapter_paths
 from paceline.engine.core import Ask, Cancel, Command, Drain, EndSlow, SetInterval, SetPaused, Stop, Submit
 from paceline.engine.engine_thread import EngineThread
 from paceline.engine.inbox import FrontInbox
@@ -468,7 +468,9 @@ class Supervisor(EngineThread):
     ) -> None:
         super().__init__("paceline-supervisor", inbox)
         self._setup, self._policy = setup, policy
-        self._adapters = {name: absolute(path) for name, path in adapter_paths(setup.options.get("lora", ())).items()}
+        self._adapters = {
+            name: str(path.absolute()) for name, path in adapter_paths(setup.options.get("lora", ())).items()
+        }
         self._router, self._clock, self._watch = router, clock, watch
         self._files = LoadedFiles()
         self._requests, self._restarts = OpenRequests(router, clock, watch), Restarts(policy.restarts)

@@ -28,7 +28,7 @@ from paceline.engine.core import RequestCommand
 from paceline.engine.inbox import FrontInbox
 from paceline.engine.output_router import OutputRouter, map_future
 from paceline.engine.prompts import Prompt
-from paceline.engine.questions import IdleFront, Question, measure_media, measuring, report
+from paceline.engine.questions import Idle, Question, measure_media, measuring, report
 from paceline.engine.worker import messages
 from paceline.engine.worker.open_requests import Relay, TakeEvent
 from paceline.engine.worker.supervisor import NO_WORKER, Policy, RestartLimits, Supervisor
@@ -257,12 +257,12 @@ class WorkerEngine(FrontEngine):
         asked = self._supervisor.calls.ask(question, args, delay_s)
         return asked if question.idle is None else map_future(asked, partial(self._or_idle, question.idle))
 
-    def _or_idle(self, idle: Callable[[IdleFront], R], answer: R) -> R:
+    def _or_idle(self, idle: Idle[R], answer: R) -> R:
         if answer is not NO_WORKER:
             return answer
         if not self._supervisor.is_alive:
             raise EngineStopped("the engine was shut down; make a new one")
-        return idle(self)
+        return idle(self.limits, self.num_open)
 
     def stats(self) -> MetricsSnapshot:
         """Return the metrics of the front, and of the worker if it replies in time, else of its last report."""
