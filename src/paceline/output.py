@@ -464,8 +464,10 @@ class OutputProcessor:
         if token_id in self._ends or token_id in self._stop_ids:
             self.stop, self.stop_token_ids = token_id, (token_id,)
             return FinishReason.STOP
-        if not self._armed and self.num_generated > self._min_tokens:
-            self._arm()
+        if not self._armed and self.num_generated > self._min_tokens:  # no earlier token can be part of a stop string
+            self._stopping_pipe.go_on_from(self._pipe)
+            self._pipe = self._stopping_pipe
+            self._armed = True
         if self._is_plain and (text := self._texts_by_id[token_id]) is not None:
             self._ids.append(token_id)
             self._texts.append(text)
@@ -562,12 +564,6 @@ class OutputProcessor:
             stop_token_ids=self.stop_token_ids,
             error=error,
         )
-
-    def _arm(self) -> None:
-        """Begin to look for stop strings: min_tokens are reached; no earlier token can be part of one."""
-        self._stopping_pipe.go_on_from(self._pipe)
-        self._pipe = self._stopping_pipe
-        self._armed = True
 
     def _add(self, token_ids: tuple[int, ...], text: str) -> None:
         if token_ids:

@@ -398,17 +398,14 @@ class SamplingParams:
                 raise InvalidParams(f"choice must have at most {_MAX_CHOICE_CHARS} characters in all")
         if self.constraint is not None:
             _check_own_constraint(self.constraint)
-        self._check_records()
+        for name, parse in (("call_grammar", _call_grammar), ("thinking", _thinking)):
+            if getattr(self, name) is not None:
+                self._set(name, parse(getattr(self, name)))
         if self.json_schema is not None:
             self._set("json_schema", _schema(self.json_schema))
         self._set("grammar_root", validation.text("grammar_root", self.grammar_root))
         self._set("grammar_prefix", validation.text("grammar_prefix", self.grammar_prefix))
         self._set("grammar_triggers", _triggers(self.grammar_triggers))
-
-    def _check_records(self) -> None:
-        for name, parse in (("call_grammar", _call_grammar), ("thinking", _thinking)):
-            if getattr(self, name) is not None:
-                self._set(name, parse(getattr(self, name)))
 
     def _check_together(self) -> None:
         self._set("logprobs_mode", validation.choice("logprobs_mode", self.logprobs_mode, ("raw", "sampled")))
@@ -420,15 +417,12 @@ class SamplingParams:
             raise InvalidParams("grammar_prefix needs a grammar, and one that is not lazy")
         if self.grammar_triggers and not self.grammar_lazy:
             raise InvalidParams("grammar_triggers have no meaning without grammar_lazy=True")
-        if "infill" in self.samplers and not self._bounds_infill():
+        before = self.samplers[: self.samplers.index("infill")] if "infill" in self.samplers else ("top_k",)
+        if "infill" in self.samplers and not ("top_k" in before and 1 <= self.top_k <= _MAX_INFILL_CANDIDATES):
             raise InvalidParams(
                 f"samplers: 'infill' needs 'top_k' before it, with a top_k of 1 to {_MAX_INFILL_CANDIDATES} "
                 f"(top_k is {self.top_k}): its cost grows with the square of the candidates"
             )
-
-    def _bounds_infill(self) -> bool:
-        before = self.samplers[: self.samplers.index("infill")]
-        return "top_k" in before and 1 <= self.top_k <= _MAX_INFILL_CANDIDATES
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(SamplingParams))

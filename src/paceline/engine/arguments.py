@@ -358,13 +358,18 @@ def engine_arguments(options: Mapping[str, Any]) -> EngineArguments:
     check_drafter_name(config.speculation)
     draft = draft_arguments(options, _MODEL_NAMES - _OBJECTS, context_names)
     config = dataclasses.replace(config, speculation=with_draft(config.speculation, options))
-    adapter_paths(options.get("lora", ()))  # raises for what names no files
+    heads = draft_heads_of(config.speculation)
+    has_own_heads = heads is not None and heads.model is None
+    adapter_paths(options.get("lora", ()))  # raises for wrong paths
+    instruments = options.get("instruments", ())  # a sequence, as it may be read twice
+    if isinstance(instruments, (str, bytes)) or not isinstance(instruments, Sequence):
+        raise InvalidType(f"instruments must be a list of Instrument objects, not {instruments!r:.80}")
     return EngineArguments(
         config=config,
-        model=_only(options, _MODEL_NAMES) | _loaded_heads(config.speculation),
+        model=_only(options, _MODEL_NAMES) | ({"draft_heads": True} if has_own_heads else {}),
         context=_only(options, context_names),
         lora=options.get("lora", ()),
-        instruments=_instruments(options.get("instruments", ())),
+        instruments=instruments,
         draft=draft,
         given=frozenset(options),
     )
@@ -386,11 +391,6 @@ def refuse_rpc(config: EngineConfig) -> None:
         raise InvalidParams(
             f'rpc={list(config.rpc_addresses)} needs isolation="process": llama.cpp ends the process that loses a server'
         )
-
-
-def _loaded_heads(speculation: Any) -> dict[str, Any]:
-    heads = draft_heads_of(speculation)
-    return {"draft_heads": True} if heads is not None and heads.model is None else {}
 
 
 def request_arguments(
@@ -539,12 +539,6 @@ def prefix_options(options: Mapping[str, Any]) -> RequestOptions:
     """Return the request options of saving and loading prefixes. Raises `InvalidType` for an option without a meaning there."""
     validation.reject_unknown(options, _PREFIX_OPTIONS)
     return RequestOptions(**options)
-
-
-def _instruments(given: object) -> Any:
-    if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
-        raise InvalidType(f"instruments must be a list of Instrument objects, not {given!r:.80}")
-    return given
 
 
 def _only(options: Mapping[str, Any], names: Any) -> dict[str, Any]:

@@ -112,8 +112,7 @@ class DraftModel:
             except PacelineError as error:
                 raise _naming(given, error) from error
         try:
-            _check_memory(draft.model, num_slots)
-            _check_window(draft.model, arguments.context)
+            _check_memory(draft.model, num_slots, arguments.context)
             check_same_tokens(target, draft.model)
         except BaseException:
             draft.close()
@@ -200,8 +199,8 @@ def _naming(model: Any, error: PacelineError) -> PacelineError:
     return named_error(type(error).__name__, f"draft model {name}: {error}", getattr(error, "filename", None))
 
 
-def _check_memory(model: Model, num_slots: int) -> None:
-    """Raise `Unsupported` if wrong drafts could not be taken back, or if the model generates no text."""
+def _check_memory(model: Model, num_slots: int, options: Mapping[str, Any]) -> None:
+    """Raise `Unsupported` or `InvalidParams` if wrong drafts could not be taken back, or if the model generates no text."""
     reasons = {
         MemoryClass.RECURRENT: "its state cannot be taken back behind wrong tokens",
         MemoryClass.HYBRID: "the state of its recurrent layers cannot be taken back behind wrong tokens",
@@ -214,10 +213,6 @@ def _check_memory(model: Model, num_slots: int) -> None:
         reason = f"a pass of the architecture {model.native.architecture} has one sequence alone; set num_slots=1"
     if reason is not None:
         raise Unsupported(f"{model.desc} cannot be a draft model: {reason}; use another one, or leave draft_model out")
-
-
-def _check_window(model: Model, options: Mapping[str, Any]) -> None:
-    """Raise `InvalidParams` for a sliding window that wrong drafts cannot be cut from."""
     if model.memory_class is MemoryClass.SLIDING_WINDOW and options.get("swa_full") is False:
         raise InvalidParams(
             f"draft_options['swa_full']=False does not go with {model.desc}: wrong drafts cannot be cut from a sliding window "

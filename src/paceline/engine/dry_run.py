@@ -16,7 +16,6 @@ from typing import Any
 import msgspec
 
 from paceline.engine.memory_fit import (
-    DraftQuestion,
     FitRules,
     MemoryChoice,
     MemoryQuestion,
@@ -99,7 +98,11 @@ class _Planner:
         heads = model if question.model.get("draft_heads") else self.heads
         estimate = plan_memory(model, num_slots=choice.num_slots, load_mode=load_mode, draft_heads=heads, **options)
         if question.draft is not None:
-            estimate = estimate.plus(self._draft_estimate(question.draft, choice, options.get("n_batch")))
+            draft, n_batch = question.draft, options.get("n_batch")
+            n_ctx = choice.n_ctx if draft.n_ctx is None else draft.n_ctx
+            memory, mode = self.draft.memory_class, draft.model.get("load_mode", "auto")
+            own = draft_sized_options(memory, choice.num_slots, n_ctx, n_batch, draft.context)
+            estimate = estimate.plus(plan_memory(self.draft, num_slots=choice.num_slots, load_mode=mode, **own))
         if self.projector is not None:
             estimate = estimate.plus(self.projector)
         return on_empty_machine(estimate) if question.is_alone else estimate
@@ -114,12 +117,6 @@ class _Planner:
     def heads(self) -> Model | None:
         path = self._question.heads_path
         return None if path is None else Model.load(path, no_alloc=True, draft_heads=True)
-
-    def _draft_estimate(self, draft: DraftQuestion, choice: MemoryChoice, n_batch: int | None) -> MemoryEstimate:
-        model = self.draft
-        n_ctx = choice.n_ctx if draft.n_ctx is None else draft.n_ctx
-        options = draft_sized_options(model.memory_class, choice.num_slots, n_ctx, n_batch, draft.context)
-        return plan_memory(model, num_slots=choice.num_slots, load_mode=draft.model.get("load_mode", "auto"), **options)
 
     @functools.cached_property
     def draft(self) -> Model:

@@ -272,11 +272,18 @@ def build(model: Model | ModelPath | None, arguments: EngineArguments) -> Parts:
         if owns:
             undone.callback(loaded.close)
         _max_embedding_tokens(loaded, arguments.config)  # raises before memory is allocated
-        _check_speculation(loaded, arguments)
-        adapters = _adapters(loaded, arguments.lora)
-        for adapter in adapters.values():
-            undone.callback(adapter.close)
-        can_generate = _can_generate(loaded)
+        swa_full = arguments.context.get("swa_full") is True
+        if arguments.config.speculation is not None and (refusal := loaded.native.draft_refusal(swa_full)):
+            raise Unsupported(f"speculation does not go with this model: {refusal}; leave speculation out")
+        adapters: dict[str, Adapter] = {}
+        for name, path in adapter_paths(arguments.lora).items():
+            adapters[name] = loaded.load_adapter(path)
+            undone.callback(adapters[name].close)
+        can_generate = loaded.has_decoder
+        if loaded.has_encoder and can_generate:
+            raise Unsupported(
+                "an encoder-decoder model keeps one text a context, so an engine cannot share it; use Context.generate"
+            )
         draft: DraftModel | None = None
         heads = _draft_heads(loaded, arguments)
         if heads is not None and heads is not loaded:
@@ -370,71 +377,26 @@ def _model(model: Model | ModelPath | None, options: Mapping[str, Any]) -> tuple
     return Model.load(model, **options), True
 
 
-def _can_generate(model: Model) -> bool:
-    if model.has_encoder and model.has_decoder:
-        raise Unsupported(
-            "an encoder-decoder model keeps one text a context, so an engine cannot share it; use Context.generate"
-        )
-    return model.has_decoder
-
-
-def _check_speculation(model: Model, arguments: EngineArguments) -> None:
-    """Raise `Unsupported` if wrong drafts could not be taken out of memory again."""
-    if arguments.config.speculation is None:
-        return
-    refusal = model.native.draft_refusal(arguments.context.get("swa_full") is True)
-    if refusal:
-        raise Unsupported(f"speculation does not go with this model: {refusal}; leave speculation out")
-
-
-def _max_rollback(context: Context) -> int | None:
-    return context.max_rollback if context.memory_class in (MemoryClass.RECURRENT, MemoryClass.HYBRID) else None
-
-
-def _n_verify(context: Context) -> int | None:
-    """Return `Limits.n_verify`: a sliding window still has its cells after a pass only if the pass was one ubatch."""
-    return min(context.n_batch, context.n_ubatch) if context.memory_class is MemoryClass.SLIDING_WINDOW else None
-
-
-def _adapters(model: Model, lora: object) -> dict[str, Adapter]:
-    loaded: dict[str, Adapter] = {}
-    try:
-        for name, path in adapter_paths(lora).items():
-            loaded[name] = model.load_adapter(path)
-    except BaseException:
-        for adapter in loaded.values():
-            adapter.close()
-        raise
-    return loaded
-
-
 def _draft_heads(model: Model, arguments: EngineArguments) -> Model | None:
     """Return the model with the draft heads: the same model, or the model of their file. Raises as `Model.load`."""
     drafter = draft_heads_of(arguments.config.speculation)
     if drafter is None or drafter.model is None:
         return None if drafter is None else model
-    heads = Model.load(drafter.model, draft_heads=True, **_only_of_heads(arguments.model))
+    given = arguments.model  # of these, the options that concern the machine, not the layers of a model
+    options = {name: given[name] for name in ("devices", "load_mode", "cancel") if name in given}
+    if given.get("n_gpu_layers") == 0:
+        options["n_gpu_layers"] = 0
+    heads = Model.load(drafter.model, draft_heads=True, **options)
     architecture = heads.native.architecture
     expected = drafter.architecture or model.native.architecture
     if architecture != expected and (drafter.architecture or architecture in _FILES_OF_HEADS):
         heads.close()
+        files = [f"{name} files go with speculation='{kind}:model=FILE'" for kind, name in _FILES_OF_HEADS.items()]
         raise InvalidParams(
-            f"{drafter.model} has the architecture {architecture}, and not {expected}; {_ways_to_name_heads()}, heads for the "
+            f"{drafter.model} has the architecture {architecture}, and not {expected}; {', '.join(files)}, heads for the "
             "model itself with mtp"
         )
     return heads
-
-
-def _ways_to_name_heads() -> str:
-    return ", ".join(
-        [f"{name} files go with speculation='{drafter}:model=FILE'" for drafter, name in _FILES_OF_HEADS.items()]
-    )
-
-
-def _only_of_heads(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of loading that concern the machine, not the layers of a model."""
-    kept = {name: value for name, value in options.items() if name in ("devices", "load_mode", "cancel")}
-    return kept | ({"n_gpu_layers": 0} if options.get("n_gpu_layers") == 0 else {})
 
 
 def _context(model: Model, heads: Model | None, arguments: EngineArguments, fit: MemoryFit) -> Context:
@@ -490,6 +452,7 @@ def _limits(model: Model, context: Context | None, arguments: EngineArguments) -
     config, target_ms = arguments.config, arguments.config.itl_target_ms
     if target_ms is None:
         target_ms = _ITL_TARGET_MS["gpu" if uses_gpu(arguments.model, devices()) else "cpu"]
+    memory = None if context is None else context.memory_class
     common = Limits(
         num_slots=config.num_slots,
         n_batch=1,
@@ -497,9 +460,9 @@ def _limits(model: Model, context: Context | None, arguments: EngineArguments) -
         max_positions=0,
         num_cells=None,
         max_scored=1,
-        can_share_part=context is not None and context.memory_class is MemoryClass.ATTENTION,
+        can_share_part=memory is MemoryClass.ATTENTION,
         has_state_apart=context is not None and context.has_state_apart,
-        boundary_ids=_control_ids(model) if _keeps_states(context) else frozenset(),
+        boundary_ids=frozenset() if memory in (None, MemoryClass.ATTENTION) else _control_ids(model),
         itl_target_s=target_ms / 1000,
         max_tick_s=config.max_tick_ms / 1000,
         max_embedding_tokens=_max_embedding_tokens(model, config),
@@ -509,6 +472,7 @@ def _limits(model: Model, context: Context | None, arguments: EngineArguments) -
         return dataclasses.replace(common, cannot_generate=_DIFFUSION if model.is_diffusion else "it embeds texts")
     stretched = {"rope_scaling", "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx"} & arguments.context.keys()
     trained = model.n_ctx_train if model.n_ctx_train > 0 and not stretched else context.max_positions
+    host_bytes = total_memory() // _HOST_SHARE if config.host_cache_bytes is None else config.host_cache_bytes
     drafts = config.speculation is not None
     max_scored, max_drafted = output_shares(config.num_slots, context.n_outputs_max, drafts=drafts)
     if drafts and context.n_batch < 2:
@@ -521,18 +485,15 @@ def _limits(model: Model, context: Context | None, arguments: EngineArguments) -
         n_ctx_train=trained,
         num_cells=None if model.memory_class is MemoryClass.RECURRENT else context.n_ctx,
         num_seq_ids=num_seq_ids(model.memory_class, config.num_slots, arguments.context),
-        host_bytes=_host_bytes(config),
+        host_bytes=host_bytes if config.cache_prompt else 0,
         max_scored=max_scored,
         max_drafted=max_drafted,
         max_draft=config.max_draft,
         min_draft=config.min_draft,
-        n_verify=_n_verify(context),
-        max_rollback=_max_rollback(context),
+        # a sliding window still has its cells after a pass only if the pass was one ubatch
+        n_verify=min(context.n_batch, context.n_ubatch) if memory is MemoryClass.SLIDING_WINDOW else None,
+        max_rollback=context.max_rollback if memory in (MemoryClass.RECURRENT, MemoryClass.HYBRID) else None,
     )
-
-
-def _keeps_states(context: Context | None) -> bool:
-    return context is not None and context.memory_class is not MemoryClass.ATTENTION
 
 
 def _control_ids(model: Model) -> frozenset[int]:
@@ -600,9 +561,3 @@ def _max_embedding_tokens(model: Model, config: EngineConfig) -> int:
             f"max_embedding_tokens must be at most {longest}, which the model was trained for, not {asked}"
         )
     return longest if asked is None else asked
-
-
-def _host_bytes(config: EngineConfig) -> int:
-    if not config.cache_prompt:
-        return 0
-    return total_memory() // _HOST_SHARE if config.host_cache_bytes is None else config.host_cache_bytes

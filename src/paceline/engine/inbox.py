@@ -250,7 +250,11 @@ class Inbox:
         with self._changed:
             self.check_open()
             self._shares.note_tenant(request.options.tenant)
-            why_refused = None if is_accepted else self._why_refused(request.options.tenant, num_tokens)
+            why_refused = None
+            if not is_accepted and (in_line := self._line_turns.get(request.options.tenant)):
+                why_refused = f"the queue is full: {len(in_line)} requests wait for room in it"
+            elif not is_accepted:
+                why_refused = self._shares.why_refused(request.options.tenant, num_tokens)
             has_room = why_refused is None
             if not has_room and wait is None:
                 self.num_refused += 1
@@ -261,7 +265,10 @@ class Inbox:
             elif wait is not None:
                 self._line[request.key] = (request, num_tokens, wait)
                 self._line_turns.setdefault(request.options.tenant, {})[request.key] = None
-                self._note_deadline(request)
+                at_s = request.deadline_s()
+                if not math.isinf(at_s):
+                    heapq.heappush(self._line_deadlines, (at_s, request.key))
+                    self._wake()
                 if request.cancelled:
                     self.put(Cancel(request.key))  # the cancel may have been taken before the request was in line
 
@@ -301,12 +308,6 @@ class Inbox:
         wait.on_accepted()
         if not self._line:
             self._line_deadlines.clear()
-
-    def _note_deadline(self, request: Request | EmbeddingRequest) -> None:
-        at_s = request.deadline_s()
-        if not math.isinf(at_s):
-            heapq.heappush(self._line_deadlines, (at_s, request.key))
-            self._wake()
 
     def _wake(self) -> None:
         """Wake the engine's thread, which may wait for an earlier deadline or none."""
@@ -464,13 +465,6 @@ class Inbox:
             if key in self._retired or not self.has_adapter(key):
                 raise InvalidParams(f"lora: the adapter {name_of(key)!r} is being unloaded, or was unloaded just now")
         self._adapters[request.key] = request.lora
-
-    def _why_refused(self, tenant: str, num_tokens: int) -> str | None:
-        """Return why a request is not accepted at once; None if it is. The caller holds the lock."""
-        in_line = self._line_turns.get(tenant)
-        if in_line:
-            return f"the queue is full: {len(in_line)} requests wait for room in it"
-        return self._shares.why_refused(tenant, num_tokens)
 
 
 class FrontInbox(Inbox):

@@ -48,7 +48,6 @@ from paceline.output import Vocabulary
 from paceline.params import SamplingParams
 from paceline.runtime import Adapter, CellState, Context, Embedder, MaskSlots, MediaPart, Model, Sampler, Tokenizer
 from paceline.runtime.embedder import MediaEmbedder, media_pooling
-from paceline.runtime.sampler import Logprobs
 from paceline.runtime.step import FloatArray, IntArray, native_error
 from paceline.scheduling.records import EmbeddingItem
 from paceline.sequence import Row, RowOutput
@@ -203,7 +202,8 @@ class ConstrainedSampler:
             else:
                 token_id, logprobs = sampler.sample_with_logprobs(row, mask, k=num_logprobs)
                 found = sampler.logprobs(raw, token_id, num_logprobs) if is_raw else logprobs
-                output = RowOutput((token_id,), [_record_of_one(found)])
+                ids, values = [top.token_id for top in found.top], [top.logprob for top in found.top]
+                output = RowOutput((token_id,), [TokenLogprobs(found.chosen.logprob, tuple(ids), tuple(values))])
             sampler.accept(output.token_ids[0])
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's own processor may raise anything
             return RowOutput(error=as_paceline_error(error))
@@ -290,24 +290,18 @@ class ConstrainedSampler:
             for token_id in output.token_ids:
                 self.follow(token_id)
                 num_followed += 1
-            if isinstance(output.error, NoTokenAllowed) and self._may_end():
-                output.error, output.is_complete = None, True
+            constraint = self.constraint
+            if isinstance(output.error, NoTokenAllowed):
+                by_constraint = None if constraint is None else constraint.may_end
+                by_grammar = self.sampler.may_end if self.sampler.params.grammar is not None else None
+                if {by_constraint, by_grammar} in ({True}, {True, None}):
+                    output.error, output.is_complete = None, True
             elif output.error is None and output.token_ids:
-                output.is_complete = self._is_complete()
+                output.is_complete = (constraint is not None and constraint.is_complete) or self._has_grammar_ended()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's own constraint may raise anything
             output.error = as_paceline_error(error)
             output.token_ids, output.logprobs = output.token_ids[:num_followed], output.logprobs[:num_followed]
         return output
-
-    def _may_end(self) -> bool:
-        by_constraint = None if self.constraint is None else self.constraint.may_end
-        by_grammar = self.sampler.may_end if self.sampler.params.grammar is not None else None
-        return {by_constraint, by_grammar} in ({True}, {True, None})
-
-    def _is_complete(self) -> bool:
-        if self.constraint is not None and self.constraint.is_complete:
-            return True
-        return self._has_grammar_ended()
 
     def _has_grammar_ended(self) -> bool:
         return self.sampler.params.grammar is not None and self.sampler.is_complete
@@ -316,13 +310,6 @@ class ConstrainedSampler:
 def greedy_row_sampler(model: Model) -> Sampler:
     """Return a sampler with which the native step computes a row; its draw does not count."""
     return Sampler(_GREEDY, model, is_masked=True)
-
-
-def _record_of_one(logprobs: Logprobs) -> TokenLogprobs:
-    top = logprobs.top
-    return TokenLogprobs(
-        logprobs.chosen.logprob, tuple(token.token_id for token in top), tuple(token.logprob for token in top)
-    )
 
 
 def _has(words: TokenWords, token_id: int) -> bool:
@@ -475,7 +462,9 @@ class LlamaBackend:
         for row in rows:
             try:
                 cells = slice(row.offset, row.offset + len(row.token_ids))
-                embeddings, places = _embeddings(row)
+                part = _media_part(row.sequence.request.embeddings, row.item)
+                embeddings, places = part.embeddings, part.places
+                assert embeddings is not None  # noqa: S101 - as `_media_part` checks
                 context.decode_embeddings(
                     _seq_id(row),
                     row.position + (row.offset if places is None else 0),
@@ -512,8 +501,11 @@ class LlamaBackend:
 
         All masks share one deadline. Drafts with slow masks are left out.
         """
-        filler = self._mask_filler(context)
-        samplers = [_constrained(row) for row in rows]
+        if self._masks is None:
+            self._masks = MaskFiller(max(context.n_seq_max, context.n_outputs_max), len(self.vocabulary.pieces))
+        filler = self._masks
+        drawing: list[Any] = [row.sequence.sampler if row.draws else None for row in rows]
+        samplers = [sampler if isinstance(sampler, ConstrainedSampler) else None for sampler in drawing]
         masked = [
             (row, sampler)
             for row, sampler in zip(rows, samplers, strict=True)
@@ -548,11 +540,6 @@ class LlamaBackend:
                 output = sampler.settle(output)
             outputs.append(output)
         return outputs
-
-    def _mask_filler(self, context: Context) -> MaskFiller:
-        if self._masks is None:
-            self._masks = MaskFiller(max(context.n_seq_max, context.n_outputs_max), len(self.vocabulary.pieces))
-        return self._masks
 
     def embed(self, texts: list[list[int]], pooling: str | None) -> list[Any]:
         embedder = self._embedders[pooling]
@@ -622,12 +609,6 @@ def _seq_id(row: Row) -> int:
     return row.sequence.seq_id
 
 
-def _embeddings(row: Row) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32] | None]:
-    part = _media_part(row.sequence.request.embeddings, row.item)
-    assert part.embeddings is not None  # noqa: S101 - as `_media_part` checks
-    return part.embeddings, part.places
-
-
 def _media_part(found: Any, item: MediaItem | None) -> MediaPart:
     """Return the encoded part of a media item. Raises the error of its encoding, and `Unsupported` if it was not encoded."""
     if isinstance(found, PacelineError):
@@ -661,11 +642,6 @@ def token_table(tokenizer: Tokenizer) -> TokenTable:
         eog_ids=tokenizer.eog_ids,
         encode=partial(tokenizer.encode, add_special=False, parse_special=True),
     )
-
-
-def _constrained(row: Row) -> ConstrainedSampler | None:
-    sampler = row.sequence.sampler
-    return sampler if row.draws and isinstance(sampler, ConstrainedSampler) else None
 
 
 def _masked_row(row: Row, job: MaskJob | None, end_s: float) -> tuple[Row, tuple[int, ...]]:
@@ -731,10 +707,10 @@ def _row_samplers(row: Row) -> tuple[Sampler, ...]:
 
 
 def _records(own: FloatArray, ids: IntArray, values: FloatArray, num_top: int) -> list[TokenLogprobs]:
-    rows = zip(own.tolist(), ids[:, :num_top].tolist(), values[:, :num_top].tolist(), strict=True)
-    return [_record(*row) for row in rows]
-
-
-def _record(own: float, ids: list[int], values: list[float]) -> TokenLogprobs:
-    count = ids.index(-1) if -1 in ids else len(ids)
-    return TokenLogprobs(own, tuple(ids[:count]), tuple(values[:count]))
+    records = []
+    for own_logprob, top, logprobs in zip(
+        own.tolist(), ids[:, :num_top].tolist(), values[:, :num_top].tolist(), strict=True
+    ):
+        count = top.index(-1) if -1 in top else len(top)
+        records.append(TokenLogprobs(own_logprob, tuple(top[:count]), tuple(logprobs[:count])))
+    return records

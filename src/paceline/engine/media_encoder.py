@@ -109,7 +109,11 @@ class MediaEncoder:
         """Return the parts of an image or audio of this extent, without embeddings. Raises `InvalidParams`, `Unsupported`."""
         found = self._measured.get(extent)
         if found is None:
-            found = tuple(self._measure(extent))
+            if isinstance(extent, AudioExtent):
+                count = num_samples(extent.num_frames, extent.rate, self._sample_rate)
+                found = tuple(self._projector.measure_audio(count))
+            else:
+                found = tuple(self._projector.measure_image(extent.width, extent.height))
             if len(self._measured) >= _MAX_EXTENTS:
                 self._measured.clear()
             self._measured[extent] = found
@@ -167,11 +171,6 @@ class MediaEncoder:
         self.stop()
         self._projector.close()
         self._cache.clear()
-
-    def _measure(self, extent: MediaExtent) -> list[MediaPart]:
-        if isinstance(extent, AudioExtent):
-            return self._projector.measure_audio(num_samples(extent.num_frames, extent.rate, self._sample_rate))
-        return self._projector.measure_image(extent.width, extent.height)
 
     @property
     def _sample_rate(self) -> int:

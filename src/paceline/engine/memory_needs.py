@@ -21,7 +21,7 @@ import msgspec
 from paceline import validation
 from paceline.config import EngineConfig
 from paceline.engine.adapters import projector_file
-from paceline.engine.arguments import DraftArguments, EngineArguments, LLMKeywords, ModelPath, engine_arguments
+from paceline.engine.arguments import EngineArguments, LLMKeywords, ModelPath, engine_arguments
 from paceline.engine.memory_fit import (
     CELL_STEP,
     LEAST_CTX,
@@ -274,7 +274,7 @@ def _sequence_cells(header: ModelHeader, question: MemoryQuestion, most_bytes: i
 def _question(model: ModelPath, arguments: EngineArguments) -> MemoryQuestion:
     config, options = arguments.config, dict(arguments.context)
     n_ctx, gpus = options.pop("n_ctx", None), _all_gpus(config)
-    has_gpus = bool(_used(gpus, arguments.model))
+    has_gpus, draft, heads = bool(_used(gpus, arguments.model)), arguments.draft, draft_heads_of(config.speculation)
     return MemoryQuestion(
         paths=_named(model),
         model={name: value for name, value in arguments.model.items() if name not in _OBJECTS},
@@ -286,8 +286,12 @@ def _question(model: ModelPath, arguments: EngineArguments) -> MemoryQuestion:
         least_ctx=LEAST_CTX if config.fit_ctx is None else config.fit_ctx,
         targets=config.fit_targets,
         drafts=config.speculation is not None,
-        heads_path=_heads_path(config.speculation),
-        draft=_draft_question(arguments.draft),
+        heads_path=None if heads is None or heads.model is None else str(Path(heads.model).absolute()),
+        draft=None
+        if draft is None or isinstance(draft.model, Model)
+        else DraftQuestion(
+            paths=_named(draft.model), model=dict(draft.load), context=dict(draft.context), n_ctx=draft.n_ctx
+        ),
         projector=_projector_question(_named(model), arguments, has_gpus=has_gpus),
         gpus=gpus,
         rpc=config.rpc_addresses,
@@ -313,20 +317,6 @@ def _projector_question(
         image_min_tokens=config.image_min_tokens,
         image_max_tokens=config.image_max_tokens,
     )
-
-
-def _draft_question(draft: DraftArguments | None) -> DraftQuestion | None:
-    """Return the draft model to plan; None if there is none, or if it is loaded already."""
-    if draft is None or isinstance(draft.model, Model):
-        return None
-    return DraftQuestion(
-        paths=_named(draft.model), model=dict(draft.load), context=dict(draft.context), n_ctx=draft.n_ctx
-    )
-
-
-def _heads_path(speculation: Any) -> str | None:
-    heads = draft_heads_of(speculation)
-    return None if heads is None or heads.model is None else str(Path(heads.model).absolute())
 
 
 def plan(question: MemoryQuestion) -> MemoryReport:

@@ -116,7 +116,16 @@ def composed(  # noqa: PLR0913 - names for messages
         if is_attachment(segment):
             # measuring takes a while, so the prompt is checked before it
             ComposedPrompt(ids, tuple(media), attachments).check_length(max_positions, segment.name or name, way_out)
-            _add_attachment(ids, media, segment, _measured(name, segment, measure))
+            try:
+                parts = measure(segment.extent)
+            except PacelineError as error:
+                raise type(error)(f"{segment.name or name}: {error}") from error
+            for number, part in enumerate(parts):
+                ids += part.tokens
+                if not part.tokens:
+                    content_hash = segment.content_hash + number.to_bytes(2, "little")
+                    media.append(MediaItem(len(ids), part.num_cells, part.num_positions, content_hash, part.is_causal))
+                    ids += [0] * part.num_cells
         elif isinstance(segment, str):
             text = validation.text(name, segment)
             at_least = len(ids) + tokenizer.min_tokens(text)
@@ -182,22 +191,6 @@ def _joined(place: str, segments: Sequence[Any]) -> list[tuple[int, Any]]:
         else:
             found.append((index, segment))
     return found
-
-
-def _measured(name: str, attachment: Attachment, measure: Measure) -> Sequence[MediaPart]:
-    try:
-        return measure(attachment.extent)
-    except PacelineError as error:
-        raise type(error)(f"{attachment.name or name}: {error}") from error
-
-
-def _add_attachment(ids: list[int], media: list[MediaItem], attachment: Attachment, parts: Sequence[MediaPart]) -> None:
-    for number, part in enumerate(parts):
-        ids += part.tokens
-        if not part.tokens:
-            content_hash = attachment.content_hash + number.to_bytes(2, "little")
-            media.append(MediaItem(len(ids), part.num_cells, part.num_positions, content_hash, part.is_causal))
-            ids += [0] * part.num_cells
 
 
 Segments = Sequence[str | Attachment | Sequence[int]]

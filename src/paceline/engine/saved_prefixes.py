@@ -174,7 +174,11 @@ class StateFiles:
         ]
         parts = [_HEAD.pack(_MAGIC, _VERSION_WITH_MEDIA if media else _VERSION, len(frames), len(adapters))]
         parts += [_ADAPTER.pack(*adapter) for adapter in adapters]
-        parts += _packed(media) if media else []
+        if media:
+            parts.append(_COUNT.pack(len(media)))
+        for item in media:
+            sizes = (item.start, item.num_cells, item.num_positions, item.is_causal, len(item.content_hash))
+            parts += [_ITEM.pack(*sizes), item.content_hash]
         for frame in frames:
             data = frame.to_bytes()
             parts += [_SIZE.pack(len(data)), data]
@@ -220,7 +224,12 @@ class StateFiles:
                 f"the saved prefix {name!r} has {file.num_left} bytes, more than fit into host memory; "
                 "raise host_cache_bytes"
             )
-        _check_adapters(name, tuple(_ADAPTER.iter_unpack(file.take(num_adapters * _ADAPTER.size))), adapters)
+        saved = tuple(_ADAPTER.iter_unpack(file.take(num_adapters * _ADAPTER.size)))
+        if saved != adapters:
+            raise StateError(
+                f"the saved prefix {name!r} was computed with {_adapters_in_words(saved)}, and is to be loaded for "
+                f"{_adapters_in_words(adapters)}; load it for the adapters and scales of the requests that computed it"
+            )
         media = _unpacked(file) if version == _VERSION_WITH_MEDIA else ()
         token_ids, ranges = self._ranges(file, num_ranges, self._owner(adapters, media))
         return token_ids, ranges, media
@@ -284,14 +293,6 @@ class _Reader:
         return head + self.take(size - len(head))
 
 
-def _packed(media: Sequence[MediaItem]) -> list[bytes]:
-    parts = [_COUNT.pack(len(media))]
-    for item in media:
-        sizes = (item.start, item.num_cells, item.num_positions, item.is_causal, len(item.content_hash))
-        parts += [_ITEM.pack(*sizes), item.content_hash]
-    return parts
-
-
 def _unpacked(file: _Reader) -> tuple[MediaItem, ...]:
     media: list[MediaItem] = []
     (count,) = _COUNT.unpack(file.take(_COUNT.size))
@@ -303,15 +304,6 @@ def _unpacked(file: _Reader) -> tuple[MediaItem, ...]:
             raise StateError(f"the saved prefix {file.name!r} is damaged: its list of images and audio is none")
         media.append(MediaItem(start, num_cells, num_positions, file.take(size), bool(is_causal)))
     return tuple(media)
-
-
-def _check_adapters(name: str, saved: AppliedAdapters, wanted: AppliedAdapters) -> None:
-    if saved == wanted:
-        return
-    raise StateError(
-        f"the saved prefix {name!r} was computed with {_adapters_in_words(saved)}, and is to be loaded for "
-        f"{_adapters_in_words(wanted)}; load it for the adapters and scales of the requests that computed it"
-    )
 
 
 def _adapters_in_words(adapters: AppliedAdapters) -> str:

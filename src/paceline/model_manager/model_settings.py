@@ -69,7 +69,11 @@ class ModelEntry:
         for name in _OF_THE_MANAGER:
             if name in self.options:
                 raise InvalidParams(f"{where}{name} is set by the manager; watch its statuses instead")
-        self._check_aliases(where)
+        if isinstance(self.aliases, str) or not isinstance(self.aliases, Sequence):
+            raise InvalidType(f"{where}aliases must be a list of names, not {self.aliases!r:.80}")
+        for alias in self.aliases:
+            if not validation.text(f"{where}an alias", alias):
+                raise InvalidParams(f"{where}an alias is empty")
         validation.boolean(f"{where}pinned", self.pinned)
         validation.boolean(f"{where}load_on_startup", self.load_on_startup)
         validation.number(f"{where}stop_timeout_s", self.stop_timeout_s, 0)
@@ -77,13 +81,6 @@ class ModelEntry:
             validation.number(f"{where}unload_idle_s", self.unload_idle_s, above=0)
             if self.pinned:
                 raise InvalidParams(f"{where}unload_idle_s contradicts pinned: a pinned model stays loaded")
-
-    def _check_aliases(self, where: str) -> None:
-        if isinstance(self.aliases, str) or not isinstance(self.aliases, Sequence):
-            raise InvalidType(f"{where}aliases must be a list of names, not {self.aliases!r:.80}")
-        for alias in self.aliases:
-            if not validation.text(f"{where}an alias", alias):
-                raise InvalidParams(f"{where}an alias is empty")
 
     @property
     def names(self) -> tuple[str, ...]:
