@@ -30,31 +30,30 @@ class EngineConfig:
         strategy: The batch strategy: "paced", "decode_maximal", "prefill_priority", "balanced", "module:attr", or an object
             with a `plan` method (see `BatchStrategy`). A name may have options: "paced:patience=4", or
             {"name": "paced", "patience": 4}.
-        speculation: What proposes tokens ahead of decoding, which the ordinary tick verifies: "ngram" (prompt lookup),
-            "draft-model" (with draft_model, which alone does the same), "mtp" (the model's own heads), "eagle3:model=FILE",
-            "dflash:model=FILE", a name with options such as "ngram:size_n=6" or {"name": "ngram", "size_n": 6}, "module:attr",
-            or an object with the methods of `Drafter`; several, as "ngram,draft-model" or in a list, of which the first that
-            proposes something for a sequence counts; None: nothing does. A model whose memory cannot take wrong drafts back is
-            refused.
-        max_draft: Most tokens that are proposed for a sequence in a tick, 1 to 64; fewer are where more do not pay.
+        speculation: The drafter, which proposes tokens that the ordinary tick verifies: "ngram" (prompt lookup), "draft-model"
+            (the default with draft_model), "mtp" (the model's own heads), "eagle3:model=FILE", "dflash:model=FILE", a name with
+            options like "ngram:size_n=6" or {"name": "ngram", "size_n": 6}, "module:attr", or an object with the methods of
+            `Drafter`. Several drafters, as "ngram,draft-model" or in a list, are asked in order until one proposes tokens for a
+            sequence. None: no drafter. A model with memory that cannot take wrong drafts back is refused.
+        max_draft: Most tokens that are proposed for a sequence in a tick, 1 to 64; fewer are proposed if more do not pay.
         min_draft: Least tokens of a proposal that is verified at all, 0 to 64.
         itl_target_ms: Inter-token latency that "paced" aims at; None: 250 on a CPU, 50 if a GPU computes (for a `Model` that
             was loaded before: if there is one).
         max_tick_ms: Longest tick of "paced" while no sequence decodes, so that admission and cancelling stay prompt; also the
             most that its target yields to while too much time is lost to small batches.
-        max_queue: Requests that may be open beyond num_slots of them. Open requests are those that have not ended, waiting
-            or running, embeddings included, each counted once whatever its n. Beyond: see when_full.
+        max_queue: Requests that may be open beyond num_slots. A request is open until it has ended, waiting or running,
+            embeddings included; it counts once, whatever its n. For further requests see when_full.
         max_queue_tokens: Prompt tokens that may wait; None: no limit. An empty queue takes a prompt of any length. If requests
             have tenants, a tenant has a share of the places and of these tokens, see the guide to servers.
-        when_full: What `LLM` and `AsyncLLM` do with a request beyond these two limits: "wait" keeps it until requests before
-            it make room, in order of arrival, with tenants in turn; "refuse" raises `QueueFull`. Servers refuse in any case.
+        when_full: How `LLM` and `AsyncLLM` treat a request beyond these two limits: "wait" keeps it until earlier requests
+            make room, in order of arrival, with tenants in turn; "refuse" raises `QueueFull`. Servers always refuse.
         max_embedding_tokens: Most tokens of a text to embed or rerank; None: as many as the model was trained for. A text is
-            computed in one tick, which delays streams; memory for more than 2048 tokens is allocated with the first such text.
-        isolation: "thread" computes in this process, "process" in a worker process whose crash this one survives.
-        on_engine_death: What becomes of requests whose worker died: "replay" (the default) continues them in a new worker,
-            "fail" ends them with `EngineDied`. Needs isolation="process".
-        max_restarts: Restarts of the worker in a row, each after twice the wait of the one before (0.1 to 10 s); a worker
-            that ran for a minute ends the row. One crash more stops the engine (`EngineStopped`). None: no limit. Needs
+            computed in one tick, which delays streams; memory for more than 2048 tokens is allocated when it is first needed.
+        isolation: "thread" computes in this process, "process" in a worker process, so that this process survives a crash.
+        on_engine_death: How requests go on after the death of their worker: "replay" (the default) continues them in a new
+            worker, "fail" ends them with `EngineDied`. Needs isolation="process".
+        max_restarts: Restarts of the worker in a row, each after twice the previous wait (0.1 to 10 s); a worker that ran for
+            a minute ends the row. A further crash stops the engine (`EngineStopped`). None: no limit. Needs
             isolation="process".
         hang_timeout_s: Seconds for which the heartbeats of the worker may stop, at least 3: then it is killed, and its requests
             go on as `on_engine_death` has it. A pass may take 20 times as long as the cost model expects, and loading, timing
@@ -62,27 +61,27 @@ class EngineConfig:
             isolation="process".
         rpc: RPC servers that compute a part of the model, in a list of "host:port" or a text with commas; see `paceline
             rpc-serve`. Needs isolation="process" and a build with PACELINE_RPC=ON.
-        rpc_timeout_s: Seconds for which such a server may be silent while it is waited for, until it counts as lost. It says
-            nothing while it computes, so this is more than its part of the longest pass takes. Requests wait as long until
-            a lost one is back, but at most 30 s, before they end with `RpcServerUnavailable`.
+        rpc_timeout_s: Seconds without a reply after which an RPC server counts as lost. It does not reply while it computes, so
+            this must be longer than its part of the longest pass. Requests wait as long for a lost server, but at most 30 s,
+            before they end with `RpcServerUnavailable`.
         trace: File to write a trace to, one JSON object a line, for `paceline trace show`; an existing file is replaced.
         trace_max_bytes: Size at which the trace ends; the engine continues. At 16 streams and 20 ticks a second it grows by
             some 15 kB a second.
         sleep_idle_s: Seconds without a request after which the worker is stopped and its memory freed, cached prefixes
             included. The next request starts it again, and waits for that within its deadlines. None: never. Needs
             isolation="process".
-        fit: Whether the model's memory is planned before it is loaded where it may be short: n_ctx, num_slots and the layers
-            on GPUs are chosen to fit as far as they are left open, and a load that needs more than is free raises
+        fit: Whether the model's memory is planned before it is loaded, if memory may be short: n_ctx, num_slots and the layers
+            on GPUs are chosen to fit unless they are set, and a load that needs more than the free memory raises
             `NotEnoughMemory`.
-        fit_target_bytes: Memory that such a choice leaves free: of each GPU, or a list with one number for each; of host
-            memory where there is no GPU. None: 1 GiB of a GPU, an eighth of what is free of host memory, at most 1 GiB.
+        fit_target_bytes: Memory that this choice leaves free: of each GPU, or a list with a number for each GPU; without a GPU,
+            of host memory. None: 1 GiB of a GPU, or an eighth of the free host memory, at most 1 GiB.
         fit_ctx: The least n_ctx that is chosen; None: 512.
         fit_cache_bytes: Most memory of the KV cache if n_ctx is left open: the cache has as many cells as the model was trained
             with and as this holds, but at least 4,096 a slot. None: a quarter of the free memory.
         cache_prompt: Whether prefixes are shared and cached at all.
         host_cache_bytes: Most host memory that cached prefixes may take; None: an eighth of the machine's memory.
-        mmproj: The file of the model's multimodal projector, with which prompts may have images; True: the one beside the model;
-            None: that one if there is exactly one, and it fits the model; False: none.
+        mmproj: The file of the model's multimodal projector, with which prompts may have images; True: the projector beside the
+            model; None: the projector beside the model if there is exactly one and it fits; False: no projector.
         mmproj_offload: Whether it computes on a GPU, if there is one.
         image_min_tokens: Least tokens of an image, for projectors that take images of any size; None: as its file has it.
         image_max_tokens: Most tokens of an image, likewise.

@@ -129,14 +129,14 @@ def _hints(made_by: type) -> dict[str | None, Any]:
     except Exception:  # noqa: BLE001 - annotations may name imports that only type checkers make
         parameters = inspect.signature(made_by).parameters.values()
     named = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    found: dict[str | None, Any] = {each.name: _hint(each.annotation) for each in parameters if each.kind in named}
+    found: dict[str | None, Any] = {
+        each.name: Any if each.annotation is each.empty or isinstance(each.annotation, str) else each.annotation
+        for each in parameters
+        if each.kind in named
+    }
     if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
         found[None] = Any
     return found
-
-
-def _hint(annotation: Any) -> Any:
-    return Any if annotation is inspect.Parameter.empty or isinstance(annotation, str) else annotation
 
 
 def _of_text(label: str, hint: Any, text: str) -> Any:

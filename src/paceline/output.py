@@ -56,7 +56,7 @@ class StopMatch:
 
 
 class StopFilter:
-    """Passes the tokens of one sequence through and holds back what might be the beginning of a stop string.
+    """Passes the tokens of one sequence through and holds back a possible beginning of a stop string.
 
     `stops` are strings that are not empty; raises `InvalidType` or `InvalidParams` otherwise. Once `match` is set
     nothing more may be pushed.

@@ -57,7 +57,7 @@ class RequestOptions:
         interval: Tokens per chunk, the last chunk aside; `Stream.interval` changes it while the stream runs.
         lora: Scales of adapters, by the names that the engine was given; other adapters do not apply.
         max_buffered_tokens: Unread tokens from which on backpressure applies, see slow_reader; None: no limit.
-        slow_reader: What happens then: "pause" pauses the sequence until its reader has caught up, "cancel" ends it with the
+        slow_reader: The reaction to this: "pause" pauses the sequence until its reader has caught up, "cancel" ends it with the
             finish reason SLOW_READER.
         add_special: Whether a text prompt gets the bos and eos tokens that the vocabulary asks for.
         parse_special: Whether control tokens spelled out in a text prompt, such as <|im_start|>, become control tokens.
@@ -65,7 +65,7 @@ class RequestOptions:
             for that. Control tokens spelled out in the two texts stay text. With truncate="left" a prompt that is too long
             loses its beginning; other sides are refused, and the suffix is never cut.
         special: Whether generated control tokens are part of the text; they always are in token_ids.
-        preserved_tokens: Ids of control tokens that are part of the text without special, since what reads the text needs them.
+        preserved_tokens: Ids of control tokens that are part of the text even without special, for readers that need them.
         cache_prompt: Whether the request may reuse cached prefixes, and its own may be reused.
         speculation: Whether tokens may be proposed ahead of decoding, if the engine has a drafter. The output is the same.
         max_draft: Most tokens that are proposed in a tick, 0 to 64; None: as many as pay.

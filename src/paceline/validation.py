@@ -1,7 +1,7 @@
 """Checks of single values from a caller: each returns the value in its plain Python type, or raises.
 
-A wrong type raises `InvalidType`, a wrong value `InvalidParams`; the message names the field, says what it may be and
-shows what it was: "temperature must be a finite number >= 0, not -1". A bool is no number, and neither NaN nor an
+A wrong type raises `InvalidType`, a wrong value `InvalidParams`; the message names the field, the allowed values and
+the value: "temperature must be a finite number >= 0, not -1". A bool is no number, and neither NaN nor an
 infinity is one; nothing is ever clamped. NumPy's integers and floats count as `int` and `float`.
 
 Standard library only. Knows nothing of models: limits are handed in.
@@ -260,7 +260,17 @@ def token_ids(name: str, values: object, n_vocab: int) -> list[int]:
     Accepts any sequence of integers but `str` and `bytes`, and one-dimensional integer arrays of NumPy. The error names
     the first bad index.
     """
-    ids = _plain_list(name, values)
+    dtype = getattr(values, "dtype", None)
+    if dtype is not None:  # an array, duck-typed so that this module needs no NumPy
+        if getattr(values, "ndim", None) != 1 or getattr(dtype, "kind", None) not in ("i", "u"):
+            shape = getattr(values, "shape", "?")
+            raise InvalidType(f"{name} must be a one-dimensional array of integers, not {dtype} of shape {shape}")
+        array: Any = values
+        ids: list[Any] = array.tolist()
+    elif isinstance(values, (str, bytes, bytearray, memoryview)) or not isinstance(values, Sequence):
+        _refuse(InvalidType, name, "a sequence of token ids", values)
+    else:
+        ids = list(values)
     if set(map(type, ids)) <= {int} and (not ids or (min(ids) >= 0 and max(ids) < n_vocab)):
         return ids
     hint = f"the vocabulary has {n_vocab} tokens"
@@ -296,10 +306,16 @@ def reject_unknown(
     see: str | None = None,
     elsewhere: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Raise `InvalidType`, which is a `TypeError`, for the first unknown name, suggesting the nearest known one.
+    """Raise `InvalidType`, which is a `TypeError`, for the first unknown name, with the nearest known name.
 
-    see: where the known names are documented; named instead of a list of them if none is near. elsewhere: names that mean
-    something in other packages, with the known name that means the same, or with a sentence that says what does.
+    Args:
+        names: The names to check.
+        known: The known names.
+        see: The place that documents the known names; the error names it if no known name is near.
+        elsewhere: Names of other packages, with the known name of the same meaning, or with a sentence about it.
+
+    Raises:
+        InvalidType: A name is unknown.
     """
     for name in names:
         if name in known:
@@ -314,7 +330,7 @@ def reject_unknown(
 
 
 def no_attribute(owner: object, name: str, elsewhere: Mapping[str, str]) -> AttributeError:
-    """Return the error of an attribute that an object does not have. elsewhere: what to use for names of other packages."""
+    """Return the error of a missing attribute. elsewhere: the attributes to use for names of other packages."""
     hint = f"; use {elsewhere[name]}" if name in elsewhere else ""
     message = f"{type(owner).__name__!r} object has no attribute {name!r}{hint}"
     return AttributeError(message, name=name, obj=owner)
@@ -328,24 +344,6 @@ def _within(value: float, above: float | None, below: float | None) -> bool:
     """Return whether a number lies between open bounds, also when rounded to 32 bits."""
     (rounded,) = struct.unpack("f", struct.pack("f", value))
     return all((above is None or x > above) and (below is None or x < below) for x in (value, rounded))
-
-
-def _plain_list(name: str, values: object) -> list[Any]:
-    dtype = getattr(values, "dtype", None)
-    if dtype is not None:
-        return _array_list(name, values)
-    if isinstance(values, (str, bytes, bytearray, memoryview)) or not isinstance(values, Sequence):
-        _refuse(InvalidType, name, "a sequence of token ids", values)
-    return list(values)
-
-
-def _array_list(name: str, values: Any) -> list[Any]:
-    """Convert an array, duck-typed so that this module needs no NumPy."""
-    if getattr(values, "ndim", None) != 1 or getattr(values.dtype, "kind", None) not in ("i", "u"):
-        shape = getattr(values, "shape", "?")
-        raise InvalidType(f"{name} must be a one-dimensional array of integers, not {values.dtype} of shape {shape}")
-    result: list[Any] = values.tolist()
-    return result
 
 
 def _plain_text(value: str) -> str:

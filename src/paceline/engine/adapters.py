@@ -44,7 +44,7 @@ class LoraAdapter:
 
 
 def adapter_paths(lora: object) -> dict[str, Path]:
-    """Return the files of the option `lora` by name: a mapping of names to paths, or paths whose stems are the names."""
+    """Return the files of the option `lora` by name. A list of paths has their stems as names."""
     if isinstance(lora, Mapping):
         return {_checked_name("lora: the name", name): validation.path("lora", path) for name, path in lora.items()}
     if not isinstance(lora, Sequence) or isinstance(lora, (str, bytes)):

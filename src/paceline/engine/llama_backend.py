@@ -277,8 +277,8 @@ class ConstrainedSampler:
     def settle(self, output: RowOutput) -> RowOutput:
         """Return the outcome of a draw, with `is_complete` set. Never raises; tokens before an error are kept.
 
-        Along drafts the core goes on after the end of a grammar, where only an end of generation or nothing can be drawn. These
-        draws do not count, as there are none without drafts.
+        Along drafts the core continues after the end of a grammar and then draws an end of generation, or nothing. These draws
+        do not count, as there are none without drafts.
         """
         num_followed = 0
         try:
@@ -455,8 +455,8 @@ class LlamaBackend:
     def _item_step(self, context: Context, rows: Many[Row]) -> list[RowOutput]:
         """Compute parts of media items, each in a pass of its own. A failed part fails its row only.
 
-        The scratch sequence is needed because rows with places continue an item at the item's position, where no rollback can
-        cut.
+        The scratch sequence is needed because rows with places continue an item at the item's position, at which no rollback
+        can cut.
         """
         outputs: list[RowOutput] = []
         for row in rows:
@@ -645,7 +645,7 @@ def token_table(tokenizer: Tokenizer) -> TokenTable:
 
 
 def _masked_row(row: Row, job: MaskJob | None, end_s: float) -> tuple[Row, tuple[int, ...]]:
-    """Return a row with its mask slots, and with the drafts that its constraint allows and whose masks are filled by end_s."""
+    """Return a row with its mask slots, and with the drafts that its constraint allows and that have masks by end_s."""
     if job is None:
         return row, ()
     if not row.num_drafts:

@@ -362,14 +362,19 @@ class EncodingQueue(Generic[Job]):
     def _watch_once(self) -> bool:
         """Handle an event or a deadline; return whether the queue is open. No request is kept alive by a local variable."""
         with suppress(queue.Empty):
-            event = self._events.get(timeout=self._timeout_s())
+            first_s = min((entry.deadline_s for entry in self._open()), default=math.inf)
+            left_s = None if first_s == math.inf else max(0.0, first_s - self._clock.now())
+            event = self._events.get(timeout=left_s and min(left_s, threading.TIMEOUT_MAX))
             if event is None:
                 self._handed.put(None)
                 return False
             event()
         now_s = self._clock.now()
         self._drop_all(lambda entry: entry.deadline_s <= now_s)
-        self._hand_next()
+        has_room = sum(list(self._held.values())) <= self._max_held_bytes
+        if self._encoding is None and self._waiting and has_room:
+            self._encoding = self._waiting.pop(self._following().key)
+            self._handed.put(self._encoding)
         return True
 
     def _forget_encoded(self) -> None:
@@ -383,10 +388,6 @@ class EncodingQueue(Generic[Job]):
         running = [] if self._encoding is None or self._encoding.is_given_up else [self._encoding]
         return [*self._waiting.values(), *running]
 
-    def _timeout_s(self) -> float | None:
-        first_s = min((entry.deadline_s for entry in self._open()), default=math.inf)
-        return None if first_s == math.inf else min(max(0.0, first_s - self._clock.now()), threading.TIMEOUT_MAX)
-
     def _drop(self, entry: _Entry[Job]) -> None:
         entry.is_given_up = True
         if entry is self._encoding:
@@ -394,13 +395,6 @@ class EncodingQueue(Generic[Job]):
         else:
             del self._waiting[entry.key]
             self._give_up(entry.job)
-
-    def _hand_next(self) -> None:
-        has_room = sum(list(self._held.values())) <= self._max_held_bytes
-        if self._encoding is None and self._waiting and has_room:
-            following = self._following()
-            self._encoding = self._waiting.pop(following.key)
-            self._handed.put(self._encoding)
 
     def _following(self) -> _Entry[Job]:
         """Return the next request of the tenant that has the turn."""
@@ -416,7 +410,10 @@ class EncodingQueue(Generic[Job]):
     # ---- the encoding thread
 
     def _encode_all(self) -> None:
-        _lower_priority()
+        if sys.platform == "linux":  # also for the threads that this thread starts
+            with suppress(OSError):  # a sandbox may forbid it
+                priority = os.getpriority(os.PRIO_PROCESS, 0) + _NICE
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), priority)
         while self._encode_next():
             self._events.put(self._forget_encoded)
 
@@ -427,13 +424,6 @@ class EncodingQueue(Generic[Job]):
             return False
         self._encode(entry.job, lambda: entry.is_given_up)
         return True
-
-
-def _lower_priority() -> None:
-    """Lower the priority of this thread and its child threads, on systems with priorities of threads."""
-    if sys.platform == "linux":
-        with suppress(OSError):  # a sandbox may forbid it
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + _NICE)
 
 
 class EncodingInbox(Inbox):

@@ -116,7 +116,7 @@ class SavedPrefixes:
         return token_ids
 
     def erase(self, name: str) -> None:
-        """Delete a saved prefix. Raises `StateError` where there is none."""
+        """Delete a saved prefix. Raises `StateError` if there is none."""
         self._files.erase(name)
 
     def _applied(self, namespace: PrefixNamespace) -> AppliedAdapters:

@@ -456,7 +456,7 @@ class RoomQueue(Generic[T]):
             self._waiting.remove(model)
 
     def serve(self, now_s: float, feed: StatusFeed) -> tuple[list[ManagedModel[T]], list[ManagedModel[T]]]:
-        """Give the first models their room. Returns the models to evict, and the models whose waiting users may enter."""
+        """Give the first models their room. Returns the models to evict, and the models with waiting users that may enter."""
         evicted: list[ManagedModel[T]] = []
         admitted: list[ManagedModel[T]] = []
         while self._waiting and self._serve_head(self._waiting[0], now_s, feed, evicted, admitted):

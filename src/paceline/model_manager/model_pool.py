@@ -657,7 +657,7 @@ def _finite(at_s: float) -> float | None:
 
 
 def _return_freed_memory() -> None:
-    """Collect cycles, and return freed memory to the system: engines are loaded on several threads, whose heaps keep blocks."""
+    """Collect cycles, and return freed memory to the system: the heaps of the loading threads keep freed blocks."""
     gc.collect()
     trim_heap()
 
