@@ -1,6 +1,4 @@
-"""Files that an engine keeps: saved prefixes, and the token sequences of lookup drafters.
-
-Saved prefixes: commands ask the KV cache; files are read and written on the caller's thread.
+"""Saved prefixes: commands ask the KV cache; files are read and written on the caller's thread.
 
 A file: magic "PLPR", version (uint32), number of ranges (uint32), number of LoRA adapters (uint32); for each applied adapter
 the fingerprint of its content (16 bytes) and its scale (float64); then for each range its size (uint64) and a frame of
