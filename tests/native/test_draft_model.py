@@ -17,7 +17,7 @@ from tests.native.conftest import TinyModels
 
 from paceline import LLM, Model, estimate_memory
 from paceline.demo import demo_draft_model_path, demo_model_path
-from paceline.engine.draft_model import DraftModel, check_same_tokens
+from paceline.engine.engine_factory import DraftModel, check_same_tokens
 from paceline.errors import Aborted, Closed, InvalidParams, InvalidType, ModelLoadError, NotEnoughMemory, Unsupported
 from paceline.speculation.depth_chooser import DepthChooser
 

@@ -1,4 +1,4 @@
-"""Makes engines from options: model, contexts and limits for this machine, timed passes, backend and scheduler."""
+"""Makes engines from options: model, draft model, contexts and limits for this machine, timed passes, backend, scheduler."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from paceline.clock import Clock
 from paceline.config import EngineConfig
 from paceline.cost_model import MeasuredPass
 from paceline.engine.adapters import adapter_paths, projector_file, projectors_beside
-from paceline.engine.arguments import EngineArguments, ModelPath
+from paceline.engine.arguments import USUAL_CHUNK, DraftArguments, EngineArguments, ModelPath, check_chunk
 from paceline.engine.backend import Backend
 from paceline.engine.core import Ask
-from paceline.engine.draft_model import DraftModel, DraftModelPlace
-from paceline.engine.llama_backend import LlamaBackend
+from paceline.engine.llama_backend import LlamaBackend, LlamaDraftBackend
 from paceline.engine.media_encoder import MediaEncoder
 from paceline.engine.memory_fit import (
     LEAST_CTX,
     MemoryChoice,
     default_n_ctx,
+    draft_sized_options,
     has_full_window,
     most_seq_ids,
     num_seq_ids,
@@ -36,7 +36,15 @@ from paceline.engine.memory_fit import (
 from paceline.engine.memory_needs import MemoryFit, fit_to_memory
 from paceline.engine.questions import Resources
 from paceline.engine.saved_prefixes import SavedPrefixes, StateFiles
-from paceline.errors import Aborted, InvalidParams, ModelLoadError, NotEnoughMemory, Unsupported
+from paceline.errors import (
+    Aborted,
+    InvalidParams,
+    ModelLoadError,
+    NotEnoughMemory,
+    PacelineError,
+    Unsupported,
+    named_error,
+)
 from paceline.params import SamplingParams
 from paceline.runtime import (
     Adapter,
@@ -46,6 +54,7 @@ from paceline.runtime import (
     MemoryClass,
     Model,
     Sampler,
+    Tokenizer,
     devices,
     memory_in_use,
     rpc,
@@ -59,7 +68,9 @@ from paceline.scheduling.records import TelemetrySink
 from paceline.scheduling.scheduler import Scheduler
 from paceline.scheduling.strategies import resolve_strategy
 from paceline.sequence import Limits
+from paceline.speculation.drafter import Drafter, Drafters
 from paceline.speculation.drafters.heads import attach_heads
+from paceline.speculation.drafters.model_drafter import DraftLimits, DraftRow, ModelDrafter
 from paceline.speculation.named_drafter import draft_heads_of, resolve_drafter
 
 _ROWS: Final = (1, 8)  # of decoding passes
@@ -177,6 +188,174 @@ _EMBEDDER_OPTIONS = frozenset(
         "yarn_orig_ctx",
     )
 )
+
+
+_MOST_SIZE_DIFFERENCE: Final = 128  # tokens that one vocabulary has in addition, as in llama.cpp
+_FIRST_COMPARED: Final = 5  # earlier tokens are control tokens, with names that may differ
+_WARM_UP_PASSES: Final = 2
+
+
+@dataclass(slots=True)
+class DraftModel:
+    """A loaded draft model; `begin` makes its context and its drafter. owns_model: whether `close` frees the model."""
+
+    model: Model
+    owns_model: bool
+    arguments: DraftArguments
+    context: Context | None = None
+    drafter: ModelDrafter | None = None
+
+    @classmethod
+    def load(cls, arguments: DraftArguments, target: Model, num_slots: int) -> DraftModel:
+        """Load it. Raises as `Model.load`, and `Unsupported` if it cannot draft for the target; errors name it."""
+        given = arguments.model
+        if isinstance(given, Model):
+            if arguments.load:
+                raise InvalidParams(
+                    f"draft_options[{next(iter(arguments.load))!r}] is an option of loading, and draft_model is loaded already"
+                )
+            draft = cls(given, owns_model=False, arguments=arguments)
+        else:
+            try:
+                draft = cls(Model.load(given, **arguments.load), owns_model=True, arguments=arguments)
+            except PacelineError as error:
+                raise _naming(given, error) from error
+        try:
+            _check_memory(draft.model, num_slots, arguments.context)
+            check_same_tokens(target, draft.model)
+        except BaseException:
+            draft.close()
+            raise
+        return draft
+
+    def begin(self, target_context: Context, target: Model, num_slots: int) -> None:
+        """Make its context and its drafter. Raises `NotEnoughMemory` if not even few cells fit."""
+        self.context = self._context(target_context, num_slots)
+        self.drafter = self._drafter(self.context, target)
+
+    def _context(self, target: Context, num_slots: int) -> Context:
+        """Return its context. Without n_ctx it has as many cells as the target, halved until they fit."""
+        asked = self.arguments.n_ctx
+        n_ctx = target.n_ctx if asked is None else asked
+        while True:
+            options = draft_sized_options(
+                self.model.memory_class, num_slots, n_ctx, target.n_batch, self.arguments.context
+            )
+            try:
+                return Context(self.model, **options)
+            except NotEnoughMemory as error:
+                if asked is not None or n_ctx <= LEAST_CTX:
+                    raise _naming(self.arguments.model, error) from error
+                n_ctx //= 2
+                _log.warning("memory is short: the draft model's KV cache gets n_ctx=%d cells", n_ctx)
+            except PacelineError as error:
+                raise _naming(self.arguments.model, error) from error
+
+    def _drafter(self, context: Context, target: Model) -> ModelDrafter:
+        tokenizer, chunk_size = target.tokenizer, self.arguments.chunk_size
+        if chunk_size is not None:
+            check_chunk(chunk_size, context.n_batch)
+        limits = DraftLimits(
+            num_cells=context.n_ctx,
+            num_seq_ids=context.n_seq_max,
+            n_batch=context.n_batch,
+            max_positions=min(context.max_positions, self.model.n_ctx_train or context.max_positions),
+            n_vocab=self.model.n_vocab,
+            target_n_vocab=tokenizer.n_vocab,
+            eog_ids=tokenizer.eog_ids,
+            p_min=self.arguments.p_min,
+            chunk_size=min(USUAL_CHUNK, context.n_batch) if chunk_size is None else chunk_size,
+        )
+        backend = LlamaDraftBackend(self.model, context, wants_probabilities=self.arguments.p_min > 0)
+        _log.info(
+            "%s drafts: %d cells, %d sequence ids, %d tokens a sequence",
+            self.model.desc,
+            limits.num_cells,
+            limits.num_seq_ids,
+            limits.max_positions,
+        )
+        for _ in range(_WARM_UP_PASSES):  # the first pass reads the weights, so its time says nothing
+            backend.step([DraftRow(0, 0, [0, 0], draws=True)])
+            backend.remove(0)
+        return ModelDrafter(backend, limits)
+
+    def close(self) -> None:
+        """Free the context, and the model unless it belongs to the caller."""
+        if self.context is not None:
+            self.context.close()
+        if self.owns_model:
+            self.model.free()
+
+
+class DraftModelPlace:
+    """Takes the place of the draft model among the drafters until it is loaded. Never called."""
+
+    def _never(self, *_arguments: Any) -> Any:
+        raise AssertionError("the draft model was not put in its place")
+
+    begin = propose = observe = rollback = end = _never
+
+    def filled(self, drafter: Drafter | Drafters | None, draft_model: Drafter) -> Drafter | Drafters | None:
+        """Return the drafters with the draft model in its place."""
+        if isinstance(drafter, tuple):
+            return tuple(draft_model if each is self else each for each in drafter)
+        return draft_model if drafter is self else drafter
+
+
+def _naming(model: Any, error: PacelineError) -> PacelineError:
+    """Return the same error with the name of the draft model."""
+    name = model.desc if isinstance(model, Model) else model
+    return named_error(type(error).__name__, f"draft model {name}: {error}", getattr(error, "filename", None))
+
+
+def _check_memory(model: Model, num_slots: int, options: Mapping[str, Any]) -> None:
+    """Raise `Unsupported` or `InvalidParams` if wrong drafts could not be taken back, or if the model generates no text."""
+    reasons = {
+        MemoryClass.RECURRENT: "its state cannot be taken back behind wrong tokens",
+        MemoryClass.HYBRID: "the state of its recurrent layers cannot be taken back behind wrong tokens",
+        MemoryClass.NONE: "it generates no text",
+    }
+    reason = reasons.get(model.memory_class)
+    if model.has_encoder or not model.has_decoder:
+        reason = "it is not a model that writes token after token"
+    elif model.native.one_sequence_per_pass and num_slots > 1:
+        reason = f"a pass of the architecture {model.native.architecture} has one sequence alone; set num_slots=1"
+    if reason is not None:
+        raise Unsupported(f"{model.desc} cannot be a draft model: {reason}; use another one, or leave draft_model out")
+    if model.memory_class is MemoryClass.SLIDING_WINDOW and options.get("swa_full") is False:
+        raise InvalidParams(
+            f"draft_options['swa_full']=False does not go with {model.desc}: wrong drafts cannot be cut from a sliding window "
+            "that does not keep the whole sequence; leave it out"
+        )
+
+
+def check_same_tokens(target: Model, draft: Model) -> None:
+    """Raise `Unsupported` with the first token that differs between target and draft model."""
+    difference = _difference(target.tokenizer, draft.tokenizer)
+    if difference is not None:
+        raise Unsupported(
+            f"the draft model {draft.desc} does not have the tokens of {target.desc}: {difference}; a draft model has to be of "
+            "the same family, with the same vocabulary"
+        )
+
+
+def _difference(target: Tokenizer, draft: Tokenizer) -> str | None:
+    if target.vocab_type != draft.vocab_type:
+        return f"its vocabulary is of the type {draft.vocab_type}, not {target.vocab_type}"
+    for role in ("bos", "eos"):
+        wanted, found = (getattr(tokenizer, f"add_{role}") for tokenizer in (target, draft))
+        if wanted != found:
+            return f"it {'adds' if found else 'does not add'} {role} to a text, which the other does{' not' * found}"
+        ids = [getattr(tokenizer, role) for tokenizer in (target, draft)]
+        if wanted and ids[0] != ids[1]:
+            return f"its {role} is token {ids[1]}, not {ids[0]}"
+    sizes = (target.n_vocab, draft.n_vocab)
+    if abs(sizes[0] - sizes[1]) > _MOST_SIZE_DIFFERENCE:
+        return f"it has {sizes[1]} tokens, and the other {sizes[0]}"
+    for index, (wanted_piece, piece) in enumerate(zip(target.pieces(True), draft.pieces(True), strict=False)):
+        if index >= _FIRST_COMPARED and piece != wanted_piece:
+            return f"token {index} is {piece!r:.40}, not {wanted_piece!r:.40}"
+    return None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -7,6 +7,7 @@ the rest.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import queue
 import threading
@@ -48,10 +49,11 @@ from paceline.output import Vocabulary
 from paceline.params import SamplingParams
 from paceline.runtime import Adapter, CellState, Context, Embedder, MaskSlots, MediaPart, Model, Sampler, Tokenizer
 from paceline.runtime.embedder import MediaEmbedder, media_pooling
-from paceline.runtime.step import FloatArray, IntArray, native_error
+from paceline.runtime.step import FloatArray, IntArray, StepRow, native_error
 from paceline.scheduling.records import EmbeddingItem
 from paceline.sequence import Row, RowOutput
 from paceline.speculation.drafters.heads import DraftWish
+from paceline.speculation.drafters.model_drafter import DraftRow, DraftToken
 from paceline.streaming.chunk import TokenLogprobs
 
 Fill = Callable[[TokenWords], bool]
@@ -714,3 +716,64 @@ def _records(own: FloatArray, ids: IntArray, values: FloatArray, num_top: int) -
         count = top.index(-1) if -1 in top else len(top)
         records.append(TokenLogprobs(own_logprob, tuple(top[:count]), tuple(logprobs[:count])))
     return records
+
+
+class LlamaDraftBackend:
+    """Draws the likeliest tokens. wants_probabilities: whether to compute their probabilities over the whole vocabulary."""
+
+    def __init__(self, model: Model, context: Context, *, wants_probabilities: bool) -> None:
+        self._context, self._wants_probabilities = context, wants_probabilities
+        self._greedy = Sampler(SamplingParams(temperature=0), model)
+        self._samplers: list[Sampler] = []  # one a row of a pass
+
+    def copy(self, from_seq_id: int, to_seq_id: int, end: int) -> None:
+        self._context.copy(from_seq_id, to_seq_id, 0, end)
+
+    def truncate(self, seq_id: int, end: int) -> None:
+        self._context.remove(seq_id, end)
+
+    def remove(self, seq_id: int) -> None:
+        self._context.remove(seq_id)
+
+    def step(self, rows: Sequence[DraftRow]) -> list[DraftToken | None]:
+        while len(self._samplers) < len(rows):
+            self._samplers.append(self._greedy.clone())
+        if self._wants_probabilities:
+            return self._with_probabilities(rows)
+        drawn = self._context.plain_step(
+            [row.seq_id for row in rows],
+            [row.position for row in rows],
+            [row.token_ids for row in rows],
+            [sampler if row.draws else None for row, sampler in zip(rows, self._samplers, strict=False)],
+        )
+        return [None if token is None else DraftToken(_token(token), 1.0) for token in drawn]
+
+    def _with_probabilities(self, rows: Sequence[DraftRow]) -> list[DraftToken | None]:
+        found = self._context.step(
+            [
+                StepRow(
+                    seq_id=row.seq_id,
+                    position=row.position,
+                    token_ids=row.token_ids,
+                    samplers=(sampler,) if row.draws else (),
+                    num_logprobs=0,
+                )
+                for row, sampler in zip(rows, self._samplers, strict=False)
+            ]
+        )
+        tokens: list[DraftToken | None] = []
+        for result in found.rows:
+            if not result.draws:
+                tokens.append(None)
+                continue
+            (draws,) = result.draws
+            assert draws.logprobs is not None or draws.error is not None  # noqa: S101 - they were asked for
+            token_id = _token(draws.error or draws.token_ids[0])
+            tokens.append(DraftToken(token_id, math.exp(float(draws.logprobs.own[0])) if draws.logprobs else 0.0))
+        return tokens
+
+
+def _token(drawn: int | Exception) -> int:
+    if isinstance(drawn, Exception):
+        raise drawn
+    return drawn
