@@ -273,7 +273,11 @@ def _sequence_cells(header: ModelHeader, question: MemoryQuestion, most_bytes: i
 
 def _question(model: ModelPath, arguments: EngineArguments) -> MemoryQuestion:
     config, options = arguments.config, dict(arguments.context)
-    n_ctx, gpus = options.pop("n_ctx", None), _all_gpus(config)
+    n_ctx = options.pop("n_ctx", None)
+    lent = rpc_devices(config.rpc_addresses, config.rpc_timeout_s) if config.rpc_addresses else []
+    names = {device.name for device in lent}
+    own = [device for device in devices() if device.kind in ("gpu", "igpu") and device.name not in names]
+    gpus = (*lent, *own)  # in the order of llama.cpp
     has_gpus, draft, heads = bool(_used(gpus, arguments.model)), arguments.draft, draft_heads_of(config.speculation)
     return MemoryQuestion(
         paths=_named(model),
@@ -426,14 +430,6 @@ def _surely_fits(header: ModelHeader, question: MemoryQuestion) -> bool:
     needed = estimate.total_bytes + scores + rows + _BYTES_OF_ACTIVATIONS * header.n_embd * shape.n_ubatch
     free = [device.free_bytes for device in estimate.devices]
     return all(free_bytes is None or needed < _SMALL_SHARE * free_bytes for free_bytes in free)
-
-
-def _all_gpus(config: EngineConfig) -> tuple[Device, ...]:
-    """Return the devices of RPC servers and then the GPUs of this machine, in the order of llama.cpp. Raises as `greet`."""
-    rpc = rpc_devices(config.rpc_addresses, config.rpc_timeout_s) if config.rpc_addresses else []
-    names = {device.name for device in rpc}
-    own = (device for device in devices() if device.kind in ("gpu", "igpu") and device.name not in names)
-    return (*rpc, *own)
 
 
 def _used(gpus: Sequence[Device], options: Mapping[str, Any]) -> list[Device]:

@@ -119,7 +119,12 @@ class Batch(Generic[_P]):
     def run(self, prompts: Sequence[_P]) -> list[Outcome]:
         """Return the outcomes, in the order of the prompts."""
         self._prompts = prompts
-        with cancelled_if_left(self._cancel):
+
+        def cancel() -> None:
+            for _, channel in self._running:
+                channel.cancel()
+
+        with cancelled_if_left(cancel):
             for index, prompt in enumerate(prompts):
                 if len(self._running) >= self._most:
                     self._finish_oldest()
@@ -151,10 +156,6 @@ class Batch(Generic[_P]):
         self._outcomes[index] = outcome
         self._on_outcome(self._prompts[index], outcome)
 
-    def _cancel(self) -> None:
-        for _, channel in self._running:
-            channel.cancel()
-
 
 class AsyncBatch(Generic[_P]):
     """A `Batch` for an event loop."""
@@ -183,7 +184,7 @@ class AsyncBatch(Generic[_P]):
             channel = self._engine.accept(request, index, waits=may_wait)
         except PacelineError as error:
             self._room.release()
-            self._tasks.append(asyncio.create_task(_refused(error)))
+            self._tasks.append(asyncio.create_task(asyncio.sleep(0, result=error)))
         else:
             self._num_open += 1
             self._tasks.append(asyncio.create_task(self._outcome(channel)))
@@ -199,10 +200,6 @@ class AsyncBatch(Generic[_P]):
         self._num_open -= 1
         self._room.release()
         return outcome
-
-
-async def _refused(error: PacelineError) -> Outcome:
-    return error
 
 
 def submit_streams(

@@ -174,7 +174,12 @@ class EngineLoader:
         files, options = find_model(entry, cancel)
         if budget is not None:
             options.setdefault("fit_cache_bytes", budget // _CACHE_SHARE)
-        needed = _plan(files, options, has_budget=budget is not None)
+        needed = None
+        try:
+            needed = estimate_on_machine(files, options, dry_run=budget is not None).total_bytes
+        except PacelineError as error:  # without a budget, the load raises any other error
+            if budget is not None or isinstance(error, NotEnoughMemory):
+                raise
         if needed is not None and budget is not None:
             host = options.setdefault("host_cache_bytes", needed // _HOST_SHARE)
             needed += (host if options.get("cache_prompt", True) else 0) + _PROCESS_BYTES
@@ -220,15 +225,6 @@ class LLMLoader(EngineLoader):
         options = {**prepared.options, "progress": progress, "cancel": cancel}
         llm = await asyncio.to_thread(partial(LLM, prepared.model, **options))
         return RunningModel(llm, llm.engine, partial(asyncio.to_thread, llm.close))
-
-
-def _plan(model: Any, options: Mapping[str, Any], *, has_budget: bool) -> int | None:
-    try:
-        return estimate_on_machine(model, options, dry_run=has_budget).total_bytes
-    except PacelineError as error:
-        if has_budget or isinstance(error, NotEnoughMemory):
-            raise
-        return None  # the load finds the mistake
 
 
 def _stamp(model: object) -> object:
