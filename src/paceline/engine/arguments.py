@@ -491,12 +491,12 @@ def batch_arguments(params: object, num_prompts: int, sort: Callable[[SamplingPa
     return [made[id(given)] for given in all_params]
 
 
-def _per_prompt(name: str, given: object, num_prompts: int) -> list[Any]:
-    if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
-        return [given] * num_prompts
-    if len(given) != num_prompts:
-        raise InvalidParams(f"{name} must have an entry for each of the {num_prompts} prompts, not {len(given)}")
-    return list(given)
+def _per_prompt(name: str, values: object, num_prompts: int) -> list[Any]:
+    if isinstance(values, (str, bytes)) or not isinstance(values, Sequence):
+        return [values] * num_prompts
+    if len(values) != num_prompts:
+        raise InvalidParams(f"{name} must have an entry for each of the {num_prompts} prompts, not {len(values)}")
+    return list(values)
 
 
 def checked_index(request_index: int | None) -> int:

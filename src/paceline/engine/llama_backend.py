@@ -611,11 +611,11 @@ def _seq_id(row: Row) -> int:
     return row.sequence.seq_id
 
 
-def _media_part(found: Any, item: MediaItem | None) -> MediaPart:
+def _media_part(parts: Any, item: MediaItem | None) -> MediaPart:
     """Return the encoded part of a media item. Raises the error of its encoding, and `Unsupported` if it was not encoded."""
-    if isinstance(found, PacelineError):
-        raise found
-    part = None if item is None or found is None else found.get(item.start)
+    if isinstance(parts, PacelineError):
+        raise parts
+    part = None if item is None or parts is None else parts.get(item.start)
     if not isinstance(part, MediaPart) or part.embeddings is None:
         raise Unsupported("the embeddings of a media item are missing: llama.cpp computes items that were encoded")
     return part

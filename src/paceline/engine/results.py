@@ -403,17 +403,17 @@ def checked_progress(progress: object) -> bool | Callable[[int, int], object]:
 
 
 @contextmanager
-def progress_bar(total: int, wanted: bool | Callable[[int, int], object]) -> Iterator[Callable[[], object]]:
+def progress_bar(total: int, show: bool | Callable[[int, int], object]) -> Iterator[Callable[[], object]]:
     """Show a bar if stderr is a terminal or this is a notebook, or call a function with the progress.
 
     Yields a function that advances by one prompt.
     """
-    if callable(wanted):
+    if callable(show):
         done = itertools.count(1)
-        yield lambda: wanted(next(done), total)
+        yield lambda: show(next(done), total)
         return
     is_terminal = sys.stderr.isatty()
-    if not wanted or not (is_terminal or "IPython" in sys.modules):
+    if not show or not (is_terminal or "IPython" in sys.modules):
         yield lambda: None
         return
     from rich.console import Console
