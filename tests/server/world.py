@@ -35,7 +35,7 @@ class World:
         return connection
 
     def fail_the_next_tick(self) -> None:
-        fail_the_next_tick(self.engine._runner._engine.scheduler)
+        fail_the_next_tick(self.engine._thread._engine.scheduler)
 
     def close(self) -> None:
         self.engine.backend.gate.set()
