@@ -306,13 +306,12 @@ def embedding_call(  # noqa: PLR0913, PLR0917 - the parameters of `LLM.embed`
     if pooling == "none":
         raise Unsupported('pooling "none" has a vector for each token; use embed_tokens() of an Embedder of your own')
     check_prompt_name(prompt_name)
-    n_embd = engine.model.n_embd_out
-    size = None if dimensions is None else checked_dimensions(dimensions, n_embd)
+    size = None if dimensions is None else checked_dimensions(dimensions, engine.model.n_embd_out)
     is_single, request_options = is_single_text(texts), embedding_options(options)
     inputs = [texts] if is_single else texts
 
     def finish(rows: list[Any]) -> npt.NDArray[np.float32]:
-        found = vectors(rows, normalize, n_embd, size)
+        found = vectors(rows, normalize, engine.model.n_embd_out, size)
         return found[0] if is_single else found
 
     return VectorCall(lambda: engine.embed(inputs, pooling, request_options, waits=waits(engine)), finish)
