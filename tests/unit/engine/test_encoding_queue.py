@@ -77,7 +77,8 @@ def test_requests_are_encoded_in_order(encoder: Encoder) -> None:
     encoder.wait_for(lambda: len(encoder.ended) == 3)
     assert encoder.ended == ["encoded a", "encoded b", "encoded c"]
     if sys.platform == "linux":
-        assert encoder.nice is not None and encoder.nice > os.getpriority(os.PRIO_PROCESS, 0)
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        assert encoder.nice is not None and encoder.nice > min(own, 18)  # 19 is the least priority
 
 
 def test_a_cancel_ends_what_waits_at_once_and_running_encodings_early(encoder: Encoder) -> None:

@@ -418,6 +418,12 @@ def spec_type(draft: Draft, value: str, label: str) -> None:
     draft.put("aside.spec_type", UNSET if "none" in names else tuple(names), label)
 
 
+def spec_default(draft: Draft, value: bool, label: str) -> None:
+    """Add prompt lookup, which stands here for the kind that llama-server calls its default, to the other kinds."""
+    if value:
+        draft.put("aside.spec_type", (*(draft.get("aside.spec_type") or ()), "ngram-simple"), label)
+
+
 def spec_type_names(speculation: Any) -> str:
     """Return the kinds of drafts of the option `speculation`, separated by commas, by llama-server's names if it has them."""
     if speculation is None:

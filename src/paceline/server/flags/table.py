@@ -721,7 +721,8 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
                 _size(f"{kind}-min-hits", 1, None, "Earlier occurrences without which nothing is proposed", kind),
             )
         ),
-        _switch("--spec-default", _OWN_NGRAMS, "Draft by ngram-mod, beside the kinds of --spec-type."),
+        _switch("--spec-default", Store("aside.spec_type", setters.spec_default), "Draft by ngram-simple, beside the kinds of "
+                "--spec-type; llama-server drafts by ngram-mod here.", default="off"),
         *(_value(names, SPECULATION, "About drafts.", arg=arg) for names, arg in _DRAFTS),
         *(_value(names, _OWN_NGRAMS, "About n-grams of all requests.") for names in _SHARED_NGRAMS),
         *(_value(names, _PLACED, "Threads of the draft model.") for names in _DRAFT_THREADS),

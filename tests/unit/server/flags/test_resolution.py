@@ -695,7 +695,6 @@ def test_another_kind_of_drafts_is_refused_with_those_that_are_there() -> None:
     [
         "--spec-type ngram-mod",
         "--spec-type ngram-cache",
-        "--spec-default",
         "--spec-ngram-mod-n-max 8",
         "-lcs a",
         "-lcd a",
@@ -740,6 +739,7 @@ def test_names_that_are_no_kind_of_drafts_are_refused() -> None:
     assert "--spec-draft-n-max" in refusal("--spec-draft-n-max", "65")
     assert "min_draft" in refusal("--spec-draft-n-max", "4", "--spec-draft-n-min", "5")
     assert "both name drafters" in refusal("--spec-type", "ngram-simple", "--speculation", "ngram")
+    assert "both name drafters" in refusal("--spec-default", "--speculation", "ngram")
     assert "ngram-simple" in refusal("--spec-type", "ngram-map-k,ngram-mod")
 
 

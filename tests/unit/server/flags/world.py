@@ -169,6 +169,7 @@ EXAMPLES: dict[str, tuple[list[str], dict[str, Any]]] = {  # what is given, and 
         ["ngram-simple"],
         {"engine.speculation": {"name": "ngram", "size_n": 12, "size_m": 48, "min_hits": 1}},
     ),
+    "--spec-default": ([], {"engine.speculation": {"name": "ngram", "size_n": 12, "size_m": 48, "min_hits": 1}}),
     "--speculation": (["ngram:size_n=6"], {"engine.speculation": "ngram:size_n=6"}),
     "--spec-draft-model": (["m.gguf"], _DRAFTING),
     "--spec-draft-hf": (
