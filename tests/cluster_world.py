@@ -34,7 +34,7 @@ from paceline.engine.worker.worker_requests import RequestPreparer, SocketSink
 from paceline.observability.heartbeat import Heartbeat, Pulse
 from paceline.observability.metric_table import MetricsSnapshot
 from paceline.observability.metrics import Instruments, Metrics
-from paceline.scheduling.records import SlotsSnapshot
+from paceline.scheduling.records import RequestEvent, SlotsSnapshot
 from paceline.scheduling.scheduler import Scheduler
 from paceline.scheduling.strategies import resolve_strategy
 from paceline.testing.fake_backend import FakeBackend, limits_of
@@ -68,6 +68,7 @@ class MemoryReplica:
         self.adapters: list[str] = []
         self._asked: dict[int, tuple[Any, Future[Any]]] = {}
         self.requests: list[messages.EngineRequest] = []
+        self.events: list[RequestEvent] = []  # that were sent to the front
 
     # ---- passes
 
@@ -96,6 +97,7 @@ class MemoryReplica:
                 question, found = self._asked.pop(message.number)
                 found.set_result(question.result(message))
             for event in message.events if isinstance(message, messages.Happened) else ():
+                self.events.append(event)
                 self._takers[event.key](event)
 
     # ---- see `WorkerEngine`

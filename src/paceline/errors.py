@@ -34,9 +34,9 @@ class PacelineError(Exception):
 
     code: ClassVar[str] = "paceline_error"
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, **options: Any) -> None:
         """Set the code: the name of the class in snake case. A class of another package has the code of its base."""
-        super().__init_subclass__()
+        super().__init_subclass__(**options)
         if cls.__module__ == __name__:
             cls.code = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 

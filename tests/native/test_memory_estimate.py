@@ -370,6 +370,21 @@ def test_wrong_options_and_counts_are_named_by_an_estimate(
         LLM(demo_model_path(), **options)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rope_freq_base": float("nan")},
+        {"rope_freq_base": float("inf")},
+        {"kv_overrides": {"general.name": "\ud800"}},
+        {"n_ctx": float("nan")},
+    ],
+)
+def test_values_that_json_does_not_have_are_refused_by_a_dry_run(options: dict[str, Any]) -> None:
+    """The process of the dry run gets them as they are, and names the option."""
+    with pytest.raises(InvalidParams, match=next(iter(options))):
+        estimate_memory(demo_model_path(), dry_run=True, **options)
+
+
 @pytest.mark.parametrize("is_dry", [False, True])
 def test_a_projector_counts(tmp_path: Path, is_dry: bool) -> None:
     """The projector beside the model or a given projector, as it will be loaded; none if left out, damaged, or ambiguous."""

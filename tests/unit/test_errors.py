@@ -12,7 +12,8 @@ from paceline.errors import CapacityError, EngineError, ModelError, PacelineErro
 
 
 def tree(base: type[PacelineError]) -> list[type[PacelineError]]:
-    return [base, *(each for child in base.__subclasses__() for each in tree(child))]
+    own = [child for child in base.__subclasses__() if child.__module__ == errors.__name__]
+    return [base, *(each for child in own for each in tree(child))]
 
 
 def test_every_class_has_a_code_of_its_own() -> None:
@@ -20,6 +21,19 @@ def test_every_class_has_a_code_of_its_own() -> None:
     codes = [each.code for each in tree(PacelineError)]
     assert len(codes) == len(set(codes))
     assert all(re.fullmatch(r"[a-z]+(_[a-z]+)*", code) for code in codes)
+
+
+def test_a_class_of_a_program_takes_the_arguments_of_its_bases() -> None:
+    """It has the code of its base unless it sets one, and another base may have arguments for its subclasses."""
+
+    class Tagged:
+        def __init_subclass__(cls, tag: str) -> None:
+            cls.tag = tag
+
+    class Full(errors.QueueFull, Tagged, tag="full"):
+        pass
+
+    assert (Full.code, Full.tag) == ("queue_full", "full")
 
 
 def test_every_error_belongs_to_one_branch() -> None:

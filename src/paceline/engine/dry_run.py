@@ -138,7 +138,8 @@ class _Planner:
 
 def main() -> None:
     """Answer the question on stdin."""
-    question = msgspec.json.decode(sys.stdin.buffer.read(), type=MemoryQuestion)
+    # The parser of msgspec refuses NaN and lone surrogates, which options may have until the plan checks them.
+    question = msgspec.convert(json.loads(sys.stdin.read()), MemoryQuestion)
     try:
         reply = msgspec.json.encode(answer(question)).decode()
     except PacelineError as error:
