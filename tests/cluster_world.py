@@ -204,6 +204,8 @@ class MemoryCalls:
             while not gate.is_set():
                 await asyncio.sleep(0.001)
         self._check(replica_id)
+        if (replied := self._world.replied_in.get((replica_id, method))) is not None:
+            replied.set()
         return result
 
     async def _held(self, gate: threading.Event, replica_id: str, method: Any, *args: Any) -> Any:
@@ -265,8 +267,8 @@ class ClusterWorld:
 
     members: replicas that take requests; preferred: replicas that get them, if any; dies_of: replica and method at the end of
     which the replica dies; hangs_in: methods that do not return; fails_in: exceptions of methods; late_in: methods that
-    return, when they are done, once an event is set; held_in: methods that are called once an event is set, also for a caller
-    that has given up.
+    return, when they are done, once an event is set; replied_in: events that are set when a method returns; held_in: methods
+    that are called once an event is set, also for a caller that has given up.
     """
 
     def __init__(self, *names: str, **backend_options: Any) -> None:
@@ -279,6 +281,7 @@ class ClusterWorld:
         self.hangs_in: set[tuple[str, str]] = set()
         self.fails_in: dict[tuple[str, str], Exception] = {}
         self.late_in: dict[tuple[str, str], threading.Event] = {}
+        self.replied_in: dict[tuple[str, str], threading.Event] = {}
         self.held_in: dict[tuple[str, str], threading.Event] = {}
         self.routed: list[PromptBlocks] = []
         self.forgotten: list[str] = []

@@ -501,7 +501,8 @@ class ClusterEngine(FrontEngine):
         """Return the metrics of all replicas together. A replica that is gone counts with its last report."""
         with suppress(EngineStopped):
             for name, snapshot in self.replica_stats().items():
-                self._totals.report(snapshot, name=name)
+                if name in self._dispatcher.replicas:  # a replica that went after its reply is counted already
+                    self._totals.report(snapshot, name=name)
         return self._totals.together(self.metrics.snapshot())
 
     def reported_stats(self, max_age_s: float) -> None:

@@ -270,6 +270,24 @@ def test_slots_and_metrics_match_all_replicas() -> None:
         assert set(engine.replica_stats()) == {"a", "b"}
 
 
+def test_a_replica_that_goes_while_metrics_are_read_counts_once() -> None:
+    """Its last report counts; a reply that came just before it went is not added to it."""
+    with cluster("a", "b") as (world, engine):
+        world.preferred = ("a",)
+        read(submit(engine, "counted"))
+        assert engine.stats().number("paceline_tokens_generated_total") == 20
+        gate = world.late_in["b", "ask"] = threading.Event()
+        replied = world.replied_in["a", "ask"] = threading.Event()
+        reader = threading.Thread(target=engine.stats, daemon=True)
+        reader.start()
+        assert replied.wait(PATIENCE_S)
+        world.kill("a")
+        wait_until(lambda: engine.replicas == ("b",))
+        gate.set()
+        reader.join(PATIENCE_S)
+        assert engine.stats().number("paceline_tokens_generated_total") == 20
+
+
 def test_embeddings_survive_a_replica() -> None:
     """Texts to embed get their vectors from another replica if theirs died."""
     with cluster("a", "b") as (world, engine):
