@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import pickle
 import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import paceline
@@ -196,3 +198,9 @@ def test_hints_name_attributes_that_exist() -> None:
     """The first word of each."""
     for hint in METHODS_ELSEWHERE.values():
         assert hint.startswith("the option ") or hasattr(LLM, re.split(r"\W", hint)[0]), hint
+
+
+def test_encoded_results_have_their_fields_only() -> None:
+    """The names of other packages belong to the class; msgspec encodes every annotated name of a dataclass."""
+    for result in (completion(), reply()):
+        assert set(msgspec.to_builtins(result)) == {field.name for field in dataclasses.fields(result)}

@@ -6,9 +6,8 @@ Libraries and servers build their answers from these records. Parsing takes time
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import msgspec
 
@@ -68,7 +67,7 @@ class ChatCompletion(CompletionOf[ChatChoice]):
         index: The request's place in a list of conversations.
     """
 
-    _names_elsewhere: ClassVar[Mapping[str, str]] = _NAMES_ELSEWHERE
+    _names_elsewhere = _NAMES_ELSEWHERE
 
     @property
     def message(self) -> ParsedMessage:

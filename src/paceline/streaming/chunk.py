@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import msgspec
 
@@ -280,7 +280,7 @@ class CompletionOf(Generic[C]):
     index: int = 0
 
     if not TYPE_CHECKING:  # type checkers refuse unknown names
-        _names_elsewhere: ClassVar[Mapping[str, str]] = {}
+        _names_elsewhere = _NAMES_ELSEWHERE  # without a type: encoders take each annotated name for a field
 
         def __getattr__(self, name: str) -> object:
             raise validation.no_attribute(self, name, self._names_elsewhere)
@@ -308,8 +308,6 @@ class Completion(CompletionOf[Choice]):
         prompt_logprobs: One for each prompt token but the first; None if they were not requested.
         index: The request's place in the list that was passed to `generate`.
     """
-
-    _names_elsewhere: ClassVar[Mapping[str, str]] = _NAMES_ELSEWHERE
 
     @property
     def text(self) -> str:
