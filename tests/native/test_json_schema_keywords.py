@@ -103,6 +103,8 @@ REFUSED: list[tuple[Any, str]] = [
     ({"oneOf": [A, {**B, "properties": {**A["properties"], **B["properties"]}}]}, "#/oneOf"),
     ({"oneOf": [{"enum": [1, 2]}, {"enum": [2.0, 3]}]}, "#/oneOf"),
     ({"allOf": [of("string")]}, "#/allOf/0/type"),
+    ({"allOf": [of("string", minLength=1, maxLength=5)]}, "#/allOf/0/minLength"),
+    ({"allOf": [of("string", maxLength=5, minLength=1)]}, "#/allOf/0/maxLength"),
     ({"allOf": [{"anyOf": [A, B]}]}, "#/allOf/0/anyOf"),
     ({"allOf": [{"enum": [1]}, {"enum": [2]}]}, "#/allOf"),
     ({"allOf": [{"enum": [1]}, A]}, "#/allOf"),

@@ -439,7 +439,7 @@ class _Walk:
             return
         form = forms[0]
         if len(forms) > 1 or form.name not in ("object", "any"):
-            keyword = next(iter((form.reads - {"type"}) & child.keys()), "type")
+            keyword = next((name for name in child if name in form.reads - {"type"}), "type")
             raise _unenforced(path, keyword, form, "an allOf puts objects with properties together, and nothing else")
         for keyword, value in child.items():
             if keyword in ("type", "properties", "required") or not _restricts(keyword, value, _OBJECT.types):
