@@ -17,7 +17,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 from urllib.parse import urlsplit
 
 import typer
@@ -25,9 +25,6 @@ import typer
 from paceline.cli import terminal
 from paceline.cli.options import ApiKeyOption, choosing_model, running, showing
 from paceline.errors import EngineError, InvalidParams
-
-if TYPE_CHECKING:
-    pass
 
 _DEFAULT_URL: Final = "http://127.0.0.1:8080"
 _NO_KEY: Final = "paceline"  # for a server without keys: the agents refuse to start without one
