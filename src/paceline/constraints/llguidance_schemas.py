@@ -324,7 +324,7 @@ def _unenforced(path: str, node: Schema) -> Iterator[tuple[str, str]]:
     is_open = node.get("additionalProperties", False) is not False or "patternProperties" in node
     if is_open and len(properties) > _MAX_PROPERTIES:
         yield "properties", f"at most {_MAX_PROPERTIES} can be named beside others, not {len(properties)}"
-    num_optional = len(properties.keys() - {name for name in node.get("required", ()) if isinstance(name, str)})
+    num_optional = len(properties.keys() - set(required_of(node)))
     if num_optional > _MAX_OPTIONAL:
         yield "properties", f"at most {_MAX_OPTIONAL} can be optional, not {num_optional}; require the others"
 

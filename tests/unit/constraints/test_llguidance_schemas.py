@@ -278,6 +278,16 @@ def test_everything_that_is_not_enforced_can_be_left_out() -> None:
         relaxed_schema({"items": {"type": "strng"}})
 
 
+@pytest.mark.parametrize("required", [None, 1, True, {"a": 1}, [1]])
+def test_a_required_of_the_wrong_type_is_left_to_the_compiler(required: Any) -> None:
+    schema = {"properties": {"a": {"format": "regex"}}, "required": required}
+    relaxed, left_out = relaxed_schema(schema, ("format",))
+    assert relaxed == {"properties": {"a": {}}, "required": required}
+    assert len(left_out) == 1
+    with pytest.raises(GrammarError):
+        check_constraint(SamplingParams(json_schema=relaxed))
+
+
 def test_definitions_that_are_shared_do_not_multiply() -> None:
     """Nested lists of names make a definition of each of their values, not a copy for each name."""
     schema: Any = {"type": "null"}
