@@ -14,8 +14,9 @@ import pytest
 from tests.native.apart import run_apart
 
 from paceline.errors import Closed, InvalidParams, InvalidType, SamplingError, Unsupported
-from paceline.params import SamplingParams
+from paceline.params import FIELDS, SamplingParams
 from paceline.runtime import Model, Sampler
+from paceline.runtime import sampler as sampler_module
 
 N = 32000
 
@@ -34,6 +35,15 @@ def works(sampler: Sampler) -> bool:
 @pytest.fixture
 def sampler(vocabulary: Model) -> Sampler:
     return Sampler(SamplingParams(seed=3), vocabulary)
+
+
+def test_each_parameter_has_its_place() -> None:
+    """A new parameter is drawn with in the core, or is listed here; else it would be accepted and have no effect."""
+    by_output = {"max_tokens", "stop", "n", "logprobs", "logprobs_mode", "prompt_logprobs", "echo"}
+    by_grammar = {"grammar_root", "grammar_prefix", "grammar_lazy", "grammar_triggers", "disable_any_whitespace"}
+    by_mask = {"json_schema", "regex", "lark", "constraint", "call_grammar", "thinking", "logits_processors"}
+    in_core = {*sampler_module._SAME, *sampler_module._CONVERTED}
+    assert set(FIELDS) - in_core == by_output | by_grammar | by_mask
 
 
 def test_the_same_row_gives_the_same_token_until_one_is_accepted(sampler: Sampler) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from paceline import Conversation, Model, validation
+from paceline import LLM, Conversation, Model, validation
 from paceline.cli.config_file import read_config
 from paceline.cli.inputs import text_file
 from paceline.engine.saved_prefixes import StateFiles
@@ -47,7 +47,7 @@ OPENERS: dict[str, Callable[[Path], object]] = {
     "saved prefix": lambda path: StateFiles(path.parent, b"f" * 16, b"", 1 << 30).read(path.name),
     "trace": read_trace,
     "adapter": lambda path: Adapter.load(NO_MODEL, path),
-    "conversation": lambda path: object.__new__(Conversation)._restore(path),
+    "conversation": lambda path: Conversation.load(object.__new__(LLM), path),
     "image": lambda path: file_bytes("image", path, 1 << 20),
     "config file": read_config,
     "models file": read_models_file,

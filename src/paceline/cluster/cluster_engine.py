@@ -67,6 +67,7 @@ _FILES = (
     "saved prefixes are files of one machine, and the replicas of a cluster have none in common; requests find cached prefixes "
     "on the replica that has them by themselves"
 )
+_FILE_QUESTIONS = ("save_prefix", "load_prefix", "erase_prefix")
 _DIGESTS = "a cluster has a prefix digest for each of its replicas, which routers get from them"
 _SHUT_DOWN = "the engine over replicas was shut down; make a new one"
 
@@ -539,7 +540,10 @@ class ClusterEngine(FrontEngine):
         elif question.name == activity.name:
             joined = self._joined_activity
         else:
-            raise Unsupported(_DIGESTS if question.name == digest.name else _FILES)
+            other = f"a cluster does not reply to {question.name}; ask the engines of its replicas"
+            raise Unsupported(
+                {digest.name: _DIGESTS, **dict.fromkeys(_FILE_QUESTIONS, _FILES)}.get(question.name, other)
+            )
         return map_future(self._ask_replicas(slots), joined)
 
     def _joined_activity(self, replies: dict[str, SlotsSnapshot]) -> EngineActivity:

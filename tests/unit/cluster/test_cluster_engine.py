@@ -13,6 +13,7 @@ from tests.polling import wait_until
 
 from paceline.cluster.cluster_engine import ClusterEngine
 from paceline.cluster.replica_calls import ReplicaGone
+from paceline.engine import questions
 from paceline.engine.adapters import LoraAdapter
 from paceline.errors import Aborted, EngineDied, EngineStopped, QueueFull, Unsupported
 from paceline.params import SamplingParams
@@ -298,11 +299,17 @@ def test_embeddings_survive_a_replica() -> None:
         assert [list(item) for item in found] == [list(item) for item in expected]
 
 
-def test_saved_prefixes_are_refused() -> None:
-    """Operations on files of one machine are refused, and requests go on."""
+def test_questions_to_one_engine_are_refused() -> None:
+    """The error says why or names the question, and requests go on."""
     with cluster("a") as (_, engine):
         with pytest.raises(Unsupported, match="files of one machine"):
             engine.save_prefix("x", "text", RequestOptions())
+        with pytest.raises(Unsupported, match="prefix digest for each of its replicas"):
+            engine.ask(questions.digest, 1, None)
+        with pytest.raises(
+            Unsupported, match="a cluster does not reply to free_adapter; ask the engines of its replicas"
+        ):
+            engine.ask(questions.free_adapter, "a")
         assert read(submit(engine, "fine"))
 
 
