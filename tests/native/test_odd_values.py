@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,11 @@ def outcome(call: Callable[[], Any]) -> str | None:
 def odd_calls(function: Callable[..., Any], good: dict[str, Any]) -> Iterator[tuple[str, Callable[[], Any]]]:
     """One call a parameter and odd value, the other parameters valid or left out."""
     parameters = inspect.signature(function).parameters.values()
-    needed = {parameter.name for parameter in parameters if parameter.default is parameter.empty}
+    needed = {
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
+    }
     for parameter in parameters:
         for value in ODD:
             given = {name: good[name] for name in needed} | {parameter.name: value}
@@ -94,6 +99,37 @@ def context(model: Model) -> Iterator[Context]:
     with Context(model, n_ctx=128, n_batch=32, n_seq_max=3, n_outputs_max=8) as made:
         made.decode([1, 2, 3])
         yield made
+
+
+COLUMNS: dict[str, Any] = {
+    "seq_ids": [0], "positions": [0], "token_ids": [[5]], "num_drafts": [0], "targets": [[]], "num_logprobs": [None],
+    "mask_slots": [()],
+}  # fmt: skip
+
+
+def step_of_columns(
+    context: Context,
+    sampler: Sampler,
+    seq_ids: Any,
+    positions: Any,
+    token_ids: Any,
+    num_drafts: Any,
+    targets: Any,
+    num_logprobs: Any,
+    mask_slots: Any,
+    samplers: Any = None,
+) -> Any:
+    context.clear()
+    return context.step_columns(
+        seq_ids=seq_ids,
+        positions=positions,
+        token_ids=token_ids,
+        num_drafts=num_drafts,
+        targets=targets,
+        num_logprobs=num_logprobs,
+        mask_slots=mask_slots,
+        samplers=[[sampler]] if samplers is None else samplers,
+    )
 
 
 def test_methods_of_a_context_refuse_or_take_anything(
@@ -129,6 +165,7 @@ def test_rows_of_a_step_refuse_or_take_anything(model: Model, context: Context) 
         for value in ODD
     )
     assert wrong_outcomes("StepRow", calls) == []
+    assert wrong_outcomes("columns", odd_calls(partial(step_of_columns, context, sampler), COLUMNS)) == []
     assert wrong_outcomes("MaskSlots", odd_calls(MaskSlots, {"num_slots": 1, "n_vocab": model.n_vocab})) == []
     goes_on(model, context)
 

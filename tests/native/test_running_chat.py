@@ -19,7 +19,7 @@ from paceline.streaming import FinishReason, StreamChunk
 class OneBatch:
     """A running request with all of its chunks at once."""
 
-    request_id, tenant = "r", None
+    request_id, tenant, prompts, heartbeat_s = "r", None, ((1,),), 10.0
 
     def __init__(self, texts: list[str]) -> None:
         self._chunks = [StreamChunk(index=0, text=text, token_ids=(1,)) for text in texts]
@@ -57,5 +57,4 @@ def test_warnings_about_a_chat_are_limited() -> None:
     sentences = tuple(f"sentence {index}" for index in range(500))
     request = ChatRequest(rendered(), [1], SamplingParams(), warnings=sentences)
     running: Any = OneBatch([])
-    running.prompts = ((1,),)
     assert RunningChat(running, request).warnings == (*sentences[:32], "and 468 more warnings")

@@ -202,9 +202,17 @@ class Context(Closeable):
         return result_of(rows, _native.step(self.native, **native_arguments(**columns_of(rows)), **options))
 
     def step_columns(self, *, masks: MaskSlots | None = None, mask_timeout_s: float = 10.0, **columns: Any) -> Any:
-        """Run a step of rows given as the keywords of `native_arguments`. Returns the native arrays. Raises as `step`."""
+        """Run a step of rows that are given as columns, the fields of `StepRow` in the plural, each with an entry for each row.
+
+        Returns the arrays of the core. Raises as `step`.
+        """
         options = _mask_options(masks, mask_timeout_s)
-        return _native.step(self.native, **native_arguments(**columns), **options)
+        try:
+            return _native.step(self.native, **native_arguments(**columns), **options)
+        except PacelineError:
+            raise
+        except (AttributeError, TypeError, ValueError, OverflowError) as error:
+            raise InvalidType(f"step_columns takes a list for each field of StepRow: {error!s:.200}") from error
 
     def plain_step(
         self,

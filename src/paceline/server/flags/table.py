@@ -248,9 +248,9 @@ _DRAFTS = (  # names and environment variable of what takes a value
     *((f"--spec-ngram-map-k4v-{name}", "") for name in ("size-n", "size-m", "min-hits")),
 )
 _SHARED_NGRAMS = (
-    *(f"--spec-ngram-mod-n-{name}" for name in ("match", "max", "min")),
-    "-lcs --lookup-cache-static",
-    "-lcd --lookup-cache-dynamic",
+    *((f"--spec-ngram-mod-n-{name}", "N") for name in ("match", "max", "min")),
+    ("-lcs --lookup-cache-static", "FILE"),
+    ("-lcd --lookup-cache-dynamic", "FILE"),
 )
 _REMOVED_NAMES = (
     ("--draft --draft-n --draft-max", "DRAFT_MAX"),
@@ -724,7 +724,7 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
         _switch("--spec-default", Store("aside.spec_type", setters.spec_default), "Draft by ngram-simple, beside the kinds of "
                 "--spec-type; llama-server drafts by ngram-mod here.", default="off"),
         *(_value(names, SPECULATION, "About drafts.", arg=arg) for names, arg in _DRAFTS),
-        *(_value(names, _OWN_NGRAMS, "About n-grams of all requests.") for names in _SHARED_NGRAMS),
+        *(_value(names, _OWN_NGRAMS, "About n-grams of all requests.", metavar=value) for names, value in _SHARED_NGRAMS),
         *(_value(names, _PLACED, "Threads of the draft model.") for names in _DRAFT_THREADS),
         _switch("--spec-draft-backend-sampling", Ignore("tokens of a draft model are drawn on the CPU"), "About drafts.",
                 arg="SPEC_DRAFT_BACKEND_SAMPLING", off="--no-spec-draft-backend-sampling"),
