@@ -384,8 +384,9 @@ def test_a_trace_ends_with_what_ended_last(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     with engine(trace=str(path), num_slots=2) as one:
         first_of(start(one, "hello", max_tokens=None))
-    events = read_trace(path).events
-    assert {hook_name(event) for event in events[-2:]} == {"request_ended", "slot_freed"}
+    # A sequence that ran for long leaves cells that are evicted as it ends.
+    names = [name for event in read_trace(path).events if (name := hook_name(event)) != "evicted"]
+    assert set(names[-2:]) == {"request_ended", "slot_freed"}
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
