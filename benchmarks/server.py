@@ -223,10 +223,10 @@ def serve_with_ticker(flags: list[str]) -> int:
     from paceline.server.startup import serve
 
     ticks: list[tuple[float, float]] = []
-    begin = Service.start_loading
+    begin = Service.start
 
-    def begin_to_tick(self: Service) -> None:
-        begin(self)
+    async def begin_to_tick(self: Service) -> None:
+        await begin(self)
         loop = asyncio.get_running_loop()
 
         def tick(expected_s: float) -> None:
@@ -236,7 +236,7 @@ def serve_with_ticker(flags: list[str]) -> int:
 
         tick(time.monotonic())
 
-    Service.start_loading = begin_to_tick  # type: ignore[method-assign]
+    Service.start = begin_to_tick  # type: ignore[method-assign]
     code = serve(resolve(flags, os.environ, DiskFiles(terminal.note)).settings)
     sys.stdout.write(json.dumps(ticks))
     return code
