@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from paceline import LLM, StreamChunk
 from paceline.speculation.depth_chooser import DepthChooser
 
 
@@ -20,6 +23,19 @@ def force_depths(monkeypatch: pytest.MonkeyPatch, most_each: int) -> None:
         return [min(cap, most_each, most // len(candidates)) for _, cap in candidates]
 
     monkeypatch.setattr(DepthChooser, "choose", choose)
+
+
+def read_beside_a_kill(llm: LLM, prompt: str, options: dict[str, Any]) -> tuple[list[int], StreamChunk]:
+    """Return the tokens of a stream whose worker is killed after the first twenty, and the last chunk."""
+    token_ids: list[int] = []
+    with llm.stream(prompt, max_buffered_tokens=4, **options) as stream:
+        while len(token_ids) < 20:
+            token_ids += stream.get().token_ids
+        engine: Any = llm._engine
+        os.kill(engine.worker_pid, signal.SIGKILL)
+        for chunk in stream:
+            token_ids += chunk.token_ids
+    return token_ids, chunk
 
 
 class Oracle:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.drafters import force_depths
+from tests.drafters import force_depths, read_beside_a_kill
 from tests.exact import EXACT, assert_same_but_for_near_ties
 from tests.native.conftest import TinyModels
 
@@ -201,14 +199,7 @@ def test_a_killed_worker_continues_with_its_draft_model(tiny_models: TinyModels)
     with LLM(path, **PLAIN) as alone:
         expected = list(alone.generate("Hello", **options).token_ids)
     with LLM(path, draft_model=path, isolation="process", **SMALL) as llm:
-        found: list[int] = []
-        with llm.stream("Hello", max_buffered_tokens=4, **options) as stream:
-            while len(found) < 20:
-                found += stream.get().token_ids
-            engine: Any = llm._engine
-            os.kill(engine.worker_pid, signal.SIGKILL)
-            for chunk in stream:
-                found += chunk.token_ids
+        found, chunk = read_beside_a_kill(llm, "Hello", options)
         assert llm.stats().number("paceline_engine_restarts_total") == 1
         assert chunk.usage is not None
         assert 0 < chunk.usage.accepted_tokens <= chunk.usage.draft_tokens

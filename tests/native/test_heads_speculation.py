@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.drafters import read_beside_a_kill
 from tests.exact import EXACT, assert_same_but_for_near_ties
 from tests.native.conftest import TinyModels
 from tests.pictures import picture
@@ -200,14 +199,7 @@ def test_a_killed_worker_continues_with_drafts(tried: Tried) -> None:
     options: dict[str, Any] = {**GREEDY, "max_tokens": 400}
     with tried.plain() as plain, tried.llm(isolation="process") as llm:
         alone = plain.generate(PROMPTS[1], **options)
-        found: list[int] = []
-        with llm.stream(PROMPTS[1], max_buffered_tokens=4, **options) as stream:
-            while len(found) < 20:
-                found += stream.get().token_ids
-            engine: Any = llm._engine
-            os.kill(engine.worker_pid, signal.SIGKILL)
-            for chunk in stream:
-                found += chunk.token_ids
+        found, chunk = read_beside_a_kill(llm, PROMPTS[1], options)
         assert llm.stats().number("paceline_engine_restarts_total") == 1
         assert chunk.usage is not None
         assert chunk.usage.draft_tokens > 0

@@ -107,31 +107,6 @@ COLUMNS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def step_of_columns(
-    context: Context,
-    sampler: Sampler,
-    seq_ids: Any,
-    positions: Any,
-    token_ids: Any,
-    num_drafts: Any,
-    targets: Any,
-    num_logprobs: Any,
-    mask_slots: Any,
-    samplers: Any = None,
-) -> Any:
-    context.clear()
-    return context.step_columns(
-        seq_ids=seq_ids,
-        positions=positions,
-        token_ids=token_ids,
-        num_drafts=num_drafts,
-        targets=targets,
-        num_logprobs=num_logprobs,
-        mask_slots=mask_slots,
-        samplers=[[sampler]] if samplers is None else samplers,
-    )
-
-
 def test_methods_of_a_context_refuse_or_take_anything(
     model: Model, context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,7 +140,14 @@ def test_rows_of_a_step_refuse_or_take_anything(model: Model, context: Context) 
         for value in ODD
     )
     assert wrong_outcomes("StepRow", calls) == []
-    assert wrong_outcomes("columns", odd_calls(partial(step_of_columns, context, sampler), COLUMNS)) == []
+    good = COLUMNS | {"samplers": [[sampler]]}
+
+    def step_columns(**columns: Any) -> Any:
+        context.clear()
+        return context.step_columns(**good | columns)
+
+    columns = ((f"{name}={value!r:.60}", partial(step_columns, **{name: value})) for name in good for value in ODD)
+    assert wrong_outcomes("columns", columns) == []
     assert wrong_outcomes("MaskSlots", odd_calls(MaskSlots, {"num_slots": 1, "n_vocab": model.n_vocab})) == []
     goes_on(model, context)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import gguf
 import pytest
 from tests.native.apart import run_apart
+from tests.native.vocabularies import write_vocabulary
 
 TRY = """
 model = Model.load(sys.argv[1], vocab_only=True)
@@ -17,28 +17,6 @@ plain = Sampler(SamplingParams(seed=1, bad_words=(), top_k=0), model)
 plain.accept(plain.sample(np.zeros(plain.n_vocab, dtype=np.float32)))
 print(plain.num_generated)
 """
-
-
-def write(path: Path, model: str, tokens: list[str], types: list[int], **more: Any) -> Path:
-    """Write a GGUF with nothing but a vocabulary."""
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_context_length(64)
-    writer.add_embedding_length(32)
-    writer.add_block_count(1)
-    writer.add_feed_forward_length(32)
-    writer.add_head_count(1)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_tokenizer_model(model)
-    if tokens:
-        writer.add_token_list(tokens)
-        writer.add_token_types(types)
-        writer.add_token_scores([0.0] * len(tokens))
-    for name, value in more.items():
-        getattr(writer, name)(value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    return path
 
 
 @pytest.mark.parametrize(
@@ -51,7 +29,7 @@ def write(path: Path, model: str, tokens: list[str], types: list[int], **more: A
 )
 def test_a_vocabulary_that_would_abort_is_not_encoded_with(tmp_path: Path, options: dict[str, Any]) -> None:
     """Samplers that encode texts raise Unsupported if encoding them would abort; other samplers work."""
-    path = write(
+    path = write_vocabulary(
         tmp_path / "odd.gguf", "gpt2", ["a", "b", "ab", "<e>"], [1, 1, 1, 3],
         add_token_merges=["a b"], add_tokenizer_pre="whitespace", add_eos_token_id=3, add_bos_token_id=3,
     )  # fmt: skip
@@ -66,7 +44,7 @@ def test_a_vocabulary_that_would_abort_is_not_encoded_with(tmp_path: Path, optio
 )
 def test_a_vocabulary_that_would_never_end_is_not_encoded_with(tmp_path: Path, options: dict[str, Any]) -> None:
     """Samplers that encode texts raise Unsupported if encoding would go on for ever; other samplers work."""
-    path = write(tmp_path / "bad.gguf", "rwkv", ["<0>", "a", "ab", "<", "cd"], [3, 1, 1, 1, 1])
+    path = write_vocabulary(tmp_path / "bad.gguf", "rwkv", ["<0>", "a", "ab", "<", "cd"], [3, 1, 1, 1, 1])
     refused, generated = run_apart(TRY, path, options, timeout_s=30)
     assert refused.startswith("Unsupported: this vocabulary has longer tokens")
     assert generated == "1"
@@ -78,7 +56,7 @@ def test_a_vocabulary_that_would_never_end_is_not_encoded_with(tmp_path: Path, o
 )
 def test_a_text_that_has_no_tokens_is_refused(tmp_path: Path, options: dict[str, Any]) -> None:
     """A character that a SentencePiece vocabulary has neither whole nor in bytes is a typed error."""
-    path = write(tmp_path / "spm.gguf", "llama", ["<unk>", "<s>", "</s>", "a", "b"], [2, 3, 3, 1, 1])
+    path = write_vocabulary(tmp_path / "spm.gguf", "llama", ["<unk>", "<s>", "</s>", "a", "b"], [2, 3, 3, 1, 1])
     refused, generated = run_apart(TRY, path, options)
     assert refused.startswith("Unsupported: the vocabulary")
     assert generated == "1"
@@ -86,7 +64,7 @@ def test_a_text_that_has_no_tokens_is_refused(tmp_path: Path, options: dict[str,
 
 def test_tokens_of_a_model_without_text_have_no_bytes(tmp_path: Path) -> None:
     """Logprobs of a model that has numbers of tokens and no texts come with empty bytes."""
-    path = write(tmp_path / "no-text.gguf", "no_vocab", [], [], add_vocab_size=100)
+    path = write_vocabulary(tmp_path / "no-text.gguf", "no_vocab", [], [], add_vocab_size=100)
     code = """
 sampler = Sampler(SamplingParams(seed=1), Model.load(sys.argv[1], vocab_only=True))
 row = np.zeros(sampler.n_vocab, dtype=np.float32)

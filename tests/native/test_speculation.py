@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.drafters import LastAgain, Oracle, force_depths
+from tests.drafters import LastAgain, Oracle, force_depths, read_beside_a_kill
 from tests.exact import EXACT, assert_same_but_for_near_ties
 from tests.native.conftest import TinyModels
 from tests.native.test_windowed_hybrid import WindowedLfm2Spec
@@ -267,14 +265,7 @@ def test_a_killed_worker_continues_with_drafts(plain: LLM, tiny_models: TinyMode
     prompt = "ab" * 20
     (alone,) = futures(plain, prompt, **options)
     with LLM(tiny_models("llama"), speculation="tests.drafters:LastAgain", isolation="process", **SMALL) as llm:
-        found: list[int] = []
-        with llm.stream(prompt, max_buffered_tokens=4, **options) as stream:
-            while len(found) < 20:
-                found += stream.get().token_ids
-            engine: Any = llm._engine
-            os.kill(engine.worker_pid, signal.SIGKILL)
-            for chunk in stream:
-                found += chunk.token_ids
+        found, chunk = read_beside_a_kill(llm, prompt, options)
         assert llm.stats().number("paceline_engine_restarts_total") == 1
         assert chunk.usage is not None
         assert 0 < chunk.usage.accepted_tokens <= chunk.usage.draft_tokens  # of the next worker, which counts anew
@@ -362,14 +353,7 @@ def test_a_worker_verifies_drafts_on_a_recurrent_model(tiny_models: TinyModels) 
     with LLM(tiny_models("mamba"), **SMALL) as plain:
         (alone,) = futures(plain, prompt, **options)
         with LLM(tiny_models("mamba"), speculation="tests.drafters:LastAgain", isolation="process", **SMALL) as llm:
-            found: list[int] = []
-            with llm.stream(prompt, max_buffered_tokens=4, **options) as stream:
-                while len(found) < 20:
-                    found += stream.get().token_ids
-                engine: Any = llm._engine
-                os.kill(engine.worker_pid, signal.SIGKILL)
-                for chunk in stream:
-                    found += chunk.token_ids
+            found, chunk = read_beside_a_kill(llm, prompt, options)
             assert found == alone[len(llm.tokenizer.encode(prompt)) :]
             assert chunk.usage is not None
             assert 0 < chunk.usage.accepted_tokens <= chunk.usage.draft_tokens

@@ -8,10 +8,9 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import gguf
 import pytest
+from tests.native.vocabularies import write_vocabulary
 
 from paceline import _native
 from paceline.errors import Unsupported
@@ -94,35 +93,13 @@ print(tokenizer.decode(tokenizer.encode("still here", add_special=False)))
     assert second == "still here"
 
 
-def _write(path: Path, model: str, tokens: list[str], types: list[int], **more: Any) -> Path:
-    """Write a GGUF with nothing but a vocabulary."""
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_context_length(64)
-    writer.add_embedding_length(32)
-    writer.add_block_count(1)
-    writer.add_feed_forward_length(32)
-    writer.add_head_count(1)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_tokenizer_model(model)
-    if tokens:
-        writer.add_token_list(tokens)
-        writer.add_token_types(types)
-        writer.add_token_scores([0.0] * len(tokens))
-    for name, value in more.items():
-        getattr(writer, name)(value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    return path
-
-
 def _load(path: Path) -> Tokenizer:
     return Tokenizer(_native.Model.load([str(path)], vocab_only=True))
 
 
 def test_a_model_without_vocabulary_raises(tmp_path: Path) -> None:
     """Without texts of tokens, each function that needs them raises an error of its own."""
-    tokenizer = _load(_write(tmp_path / "none.gguf", "none", [], [], add_vocab_size=10))
+    tokenizer = _load(write_vocabulary(tmp_path / "none.gguf", "none", [], [], add_vocab_size=10))
     assert (tokenizer.vocab_type, tokenizer.special_tokens, tokenizer.eog_ids) == ("none", {}, frozenset())
     with pytest.raises(
         Unsupported, match=r"^this model has no vocabulary and cannot encode text; pass token ids instead$"
@@ -138,7 +115,7 @@ def test_a_model_without_vocabulary_raises(tmp_path: Path) -> None:
 def test_a_pre_tokenizer_of_another_kind_is_refused(tmp_path: Path) -> None:
     """A combination that would abort on two spaces is an error before anything is encoded."""
     tokens = ["a", "b", "ab", "<e>"]
-    path = _write(
+    path = write_vocabulary(
         tmp_path / "odd.gguf", "gpt2", tokens, [1, 1, 1, 3],
         add_token_merges=["a b"], add_tokenizer_pre="whitespace", add_eos_token_id=3, add_bos_token_id=3,
     )  # fmt: skip
@@ -150,7 +127,7 @@ def test_a_pre_tokenizer_of_another_kind_is_refused(tmp_path: Path) -> None:
 
 def test_missing_special_tokens_are_an_error_only_where_they_are_wanted(tmp_path: Path) -> None:
     """A vocabulary that is told to add tokens it lacks still encodes without them."""
-    path = _write(
+    path = write_vocabulary(
         tmp_path / "odd.gguf", "gemma4", ["a", "b", "ab", "\n"], [1] * 4,
         add_token_merges=["a b"], add_add_bos_token=True,
     )  # fmt: skip
@@ -164,7 +141,7 @@ def test_missing_special_tokens_are_an_error_only_where_they_are_wanted(tmp_path
 def test_text_without_tokens_is_an_error(tmp_path: Path) -> None:
     """A vocabulary without a token for a byte reports it and encodes the rest."""
     tokens = ["<unk>", "<s>", "</s>", "\u2581", "a", "\u2581a"]
-    tokenizer = _load(_write(tmp_path / "odd.gguf", "llama", tokens, [2, 3, 3, 1, 1, 1]))
+    tokenizer = _load(write_vocabulary(tmp_path / "odd.gguf", "llama", tokens, [2, 3, 3, 1, 1, 1]))
     with pytest.raises(Unsupported, match=r"^the vocabulary cannot encode this text"):
         tokenizer.encode("ab")
     assert tokenizer.encode("aa") == [1, 5, 4]
@@ -172,9 +149,9 @@ def test_text_without_tokens_is_an_error(tmp_path: Path) -> None:
 
 def test_an_rwkv_vocabulary_that_would_never_end_is_refused(tmp_path: Path) -> None:
     """A token that begins with a byte that is no token itself is found before anything is encoded."""
-    good = _load(_write(tmp_path / "good.gguf", "rwkv", ["<0>", "a", "ab", "<"], [3, 1, 1, 1]))
+    good = _load(write_vocabulary(tmp_path / "good.gguf", "rwkv", ["<0>", "a", "ab", "<"], [3, 1, 1, 1]))
     assert good.encode("aba") == [2, 1]
-    bad = _load(_write(tmp_path / "bad.gguf", "rwkv", ["<0>", "a", "ab", "<", "cd"], [3, 1, 1, 1, 1]))
+    bad = _load(write_vocabulary(tmp_path / "bad.gguf", "rwkv", ["<0>", "a", "ab", "<", "cd"], [3, 1, 1, 1, 1]))
     with pytest.raises(Unsupported, match="begin with a byte that is no token itself"):
         bad.encode("ce")
     assert bad.decode([4, 1]) == "cda"

@@ -96,36 +96,22 @@ def test_a_worker_of_another_folder_is_not_taken(
         launched.end()
 
 
-def test_a_worker_of_a_folder_that_was_deleted_is_taken(
-    spares: SpareWorkers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("is_anew", [False, True])
+def test_a_worker_of_a_deleted_folder_is_taken_unless_the_folder_was_made_anew(
+    spares: SpareWorkers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_anew: bool
 ) -> None:
-    """Both processes are still in it."""
+    """Both processes are still in the deleted folder; in a new folder relative paths mean other files."""
     folder = tmp_path / "deleted"
     folder.mkdir()
     monkeypatch.chdir(folder)
     waiting = launched_pid(spares)
     folder.rmdir()
+    if is_anew:
+        folder.mkdir()
+        monkeypatch.chdir(folder)
     launched = spares.take(module_path())
     try:
-        assert launched.process.pid == waiting
-    finally:
-        launched.end()
-
-
-def test_a_worker_of_a_folder_that_was_made_anew_is_not_taken(
-    spares: SpareWorkers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """It is in the deleted folder, in which relative paths mean nothing."""
-    folder = tmp_path / "anew"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    waiting = launched_pid(spares)
-    folder.rmdir()
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    launched = spares.take(module_path())
-    try:
-        assert launched.process.pid != waiting
+        assert (launched.process.pid == waiting) is not is_anew
     finally:
         launched.end()
 
