@@ -25,7 +25,7 @@ ESCAPE = "\x1b"
 def environment(**changes: str) -> dict[str, str]:
     unset = {"NO_COLOR", "FORCE_COLOR", "COLORTERM", "PYTHONIOENCODING", "PACELINE_CONFIG", "PACELINE_MODEL"}
     kept = {name: value for name, value in os.environ.items() if name not in unset}
-    kept.setdefault("XDG_CONFIG_HOME", os.devnull)  # no file of whoever runs the tests
+    kept.setdefault("XDG_CONFIG_HOME", os.devnull)  # not the file of the user who runs the tests
     return kept | {"TERM": "xterm-256color", "COLUMNS": "80"} | changes
 
 

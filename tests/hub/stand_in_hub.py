@@ -274,7 +274,7 @@ def _handler(hub: StandInHub) -> type[BaseHTTPRequestHandler]:
 
 
 class HostileServer:
-    """Sends whatever it is told to, without HTTP's rules, until the client leaves.
+    """Sends the given bytes, without HTTP's rules, until the client leaves.
 
     pieces: returns the raw bytes of a response, head and all, for the first line of a request.
     """

@@ -70,7 +70,7 @@ class MaskJob:
         fills: See `Constraint.fill_mask`; made one after another, possibly fewer than slots.
         slots: The mask slots that the row may use.
         num_filled: The slots in use, once the job is done.
-        is_cut: Set when nobody waits for more masks: the mask that is being filled is the last.
+        is_cut: Set when the pass waits for no more masks: the mask that is being filled is the last.
         error: The error of the first fill. An error of a later fill only ends the masks: it comes again without the drafts.
         done: Set when the job is done.
     """

@@ -70,7 +70,7 @@ class ActivityLog:
         return _after(self._marks, after)
 
     def add_tick(self, record: TickRecord, tenants: Mapping[int, str], now_s: float) -> None:
-        """Record a tick, or end the log if nobody has asked for a while. tenants: of requests by key."""
+        """Record a tick, or end the log if no reader has asked for a while. tenants: of requests by key."""
         if now_s - self._asked_s > LEASE_S:
             self.is_on = False
             self._ticks.clear()

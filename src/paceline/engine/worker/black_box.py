@@ -117,7 +117,7 @@ class BlackBox:
 
     @contextmanager
     def asked(self) -> Iterator[None]:
-        """Note that a thread answers a question. Any of the worker's threads."""
+        """Note that a thread computes the result of a question. Any of the worker's threads."""
         self._note_questions(1)
         try:
             yield

@@ -155,7 +155,7 @@ class ModelDownloads:
             _log.info("the download of %s was ended", name)
         except PacelineError as error:
             _log.error("the download of %s failed: %s", name, error)
-        except Exception:  # noqa: BLE001 - nobody awaits this task: its event is what clients see
+        except Exception:  # noqa: BLE001 - no task awaits this one: its event is what clients see
             _log.exception("the download of %s failed", name)
         finally:
             self._running.pop(name, None)
