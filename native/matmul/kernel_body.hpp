@@ -230,6 +230,8 @@ void multiply(Format format, const uint8_t * group, int64_t num_columns, const u
         KERNEL_CASE(q8_0)
         KERNEL_CASE(q4_0)
         KERNEL_CASE(q5_0)
+        KERNEL_CASE(q4_1)
+        KERNEL_CASE(q5_1)
         KERNEL_CASE(iq4_nl)
         KERNEL_CASE(iq4_xs)
         KERNEL_CASE(mxfp4)
@@ -241,26 +243,12 @@ void multiply(Format format, const uint8_t * group, int64_t num_columns, const u
     }
 }
 
-// As info_of(format).code_offset.
-KERNEL_INLINE int code_offset_of(Format format) {
-    switch (format) {
-        case Format::q8_0:
-        case Format::iq4_nl:
-        case Format::iq4_xs: return 128;
-        case Format::mxfp4: return 12;
-        case Format::q4_0: return 8;
-        case Format::q5_0: return 16;
-        case Format::q6_k: return 32;
-        default: return 0;
-    }
-}
-
 // Codes of 32 activations: value / (largest / 127), rounded to the nearest.
 template <typename Isa>
 void quantise(const float * row, int64_t first, int64_t end, Format format, uint8_t * tile, int num_tokens, int place) {
-    const bool has_minimum = format == Format::q4_k || format == Format::q5_k, has_halves = format == Format::q6_k;
-    const int offset = code_offset_of(format);
-    uint8_t * block  = tile + first / block_columns * tile_block_bytes(num_tokens);
+    const FormatInfo & info = info_of(format);
+    const bool has_halves   = format == Format::q6_k;
+    uint8_t * block         = tile + first / block_columns * tile_block_bytes(num_tokens);
     for (int64_t column = first; column < end; column += block_columns, block += tile_block_bytes(num_tokens)) {
         uint32_t sums[2];
         const float unit = Isa::quantise_block(row + column, block + place * block_columns, sums);
@@ -269,10 +257,10 @@ void quantise(const float * row, int64_t first, int64_t end, Format format, uint
         }
         uint8_t * scalars = block + num_tokens * block_columns + 4 * place;
         memcpy(scalars, &unit, 4);
-        const uint32_t all = sums[0] + sums[1], factor = static_cast<uint32_t>(-offset);
+        const uint32_t all = sums[0] + sums[1], factor = static_cast<uint32_t>(-info.code_offset);
         const float total  = unit * static_cast<float>(static_cast<int32_t>(all));
         const uint32_t one = factor * (has_halves ? sums[0] : all), two = factor * sums[1];
-        memcpy(scalars + 4 * num_tokens, has_minimum ? static_cast<const void *>(&total) : &one, 4);
+        memcpy(scalars + 4 * num_tokens, info.has_minimum ? static_cast<const void *>(&total) : &one, 4);
         memcpy(scalars + 8 * num_tokens, &two, 4);
     }
 }

@@ -84,6 +84,12 @@ template <typename Isa> struct OneScale {
     static KERNEL_INLINE F minimum(const uint8_t *, int, int) { return F{}; }
 };
 
+template <typename Isa> struct OneScaleAndMinimum : OneScale<Isa> {
+    static constexpr int bytes = 4 * group_rows;
+    static constexpr bool has_minimum = true;
+    static KERNEL_INLINE typename Isa::F minimum(const uint8_t * from, int, int row) { return Isa::from_halves(from + 2 * (group_rows + row)); }
+};
+
 template <typename Isa> struct ScaleAndMinimum {
     using F = typename Isa::F;
     static constexpr int bytes = 20 * group_rows;
@@ -126,6 +132,8 @@ template <typename Isa, template <typename, int> typename CodesOf, template <typ
 template <typename Isa> struct Layout<Isa, Format::q8_0> : LayoutOf<Isa, Bytes, OneScale, 1> {};
 template <typename Isa> struct Layout<Isa, Format::q4_0> : LayoutOf<Isa, Nibbles, OneScale, 1> {};
 template <typename Isa> struct Layout<Isa, Format::q5_0> : LayoutOf<Isa, FiveBits, OneScale, 1> {};
+template <typename Isa> struct Layout<Isa, Format::q4_1> : LayoutOf<Isa, Nibbles, OneScaleAndMinimum, 1> {};
+template <typename Isa> struct Layout<Isa, Format::q5_1> : LayoutOf<Isa, FiveBits, OneScaleAndMinimum, 1> {};
 template <typename Isa> struct Layout<Isa, Format::iq4_nl> : LayoutOf<Isa, Iq4, OneScale, 1> {};
 template <typename Isa> struct Layout<Isa, Format::iq4_xs> : LayoutOf<Isa, Iq4, Signed8, 8> {};
 template <typename Isa> struct Layout<Isa, Format::mxfp4> : LayoutOf<Isa, Fp4, Exponents, 1> {};

@@ -106,15 +106,34 @@ void pack(const block_iq4_xs & block, uint8_t * to, int row) {
     }
 }
 
+// Fifth bits and nibbles; bit i of the word `high` is the fifth bit of column i.
+void put_five_bits(uint8_t * to, int row, const uint8_t * nibbles, const uint8_t * high) {
+    Codes codes         = split_nibbles(nibbles);
+    const uint32_t bits = word_at(high, 0);
+    for (int column = 0; column < block_columns; ++column) {
+        codes.chunks[column / 4] |= ((bits >> column) & 1) << (8 * (column % 4) + 4);
+    }
+    put_fifth_bits(to, row, codes);
+    put_nibbles(to + 4 * group_rows, row, codes);
+}
+
 void pack(const block_q5_0 & block, uint8_t * to, int row) {
     put_half(to, row, block.d);
-    Codes codes         = split_nibbles(block.qs);
-    const uint32_t high = word_at(block.qh, 0);
-    for (int column = 0; column < block_columns; ++column) {
-        codes.chunks[column / 4] |= ((high >> column) & 1) << (8 * (column % 4) + 4);
-    }
-    put_fifth_bits(to + 2 * group_rows, row, codes);
-    put_nibbles(to + 6 * group_rows, row, codes);
+    put_five_bits(to + 2 * group_rows, row, block.qs, block.qh);
+}
+
+constexpr uint16_t sign_of_half = 0x8000;
+
+void pack(const block_q4_1 & block, uint8_t * to, int row) {
+    put_half(to, row, block.d);
+    put_half(to + 2 * group_rows, row, block.m ^ sign_of_half);
+    put_nibbles(to + 4 * group_rows, row, split_nibbles(block.qs));
+}
+
+void pack(const block_q5_1 & block, uint8_t * to, int row) {
+    put_half(to, row, block.d);
+    put_half(to + 2 * group_rows, row, block.m ^ sign_of_half);
+    put_five_bits(to + 4 * group_rows, row, block.qs, block.qh);
 }
 
 // The 6 bit scale and minimum of a block, as ggml packs eight of each into 12 bytes.
@@ -200,6 +219,8 @@ constexpr FormatInfo formats[] = {
     {GGML_TYPE_Q8_0, 32, 34 * group_rows, 128, false},
     {GGML_TYPE_Q4_0, 32, 18 * group_rows, 8, false},
     {GGML_TYPE_Q5_0, 32, 22 * group_rows, 16, false},
+    {GGML_TYPE_Q4_1, 32, 20 * group_rows, 0, true},
+    {GGML_TYPE_Q5_1, 32, 24 * group_rows, 0, true},
     {GGML_TYPE_IQ4_NL, 32, 18 * group_rows, 128, false},
     {GGML_TYPE_IQ4_XS, 256, 138 * group_rows, 128, false},
     {GGML_TYPE_MXFP4, 32, 17 * group_rows, 12, false},
@@ -239,6 +260,8 @@ void pack_group(Format format, const void * rows, int64_t first_row, int64_t num
         case Format::q8_0: return pack_rows<block_q8_0>(info, first, count, num_columns, group);
         case Format::q4_0: return pack_rows<block_q4_0>(info, first, count, num_columns, group);
         case Format::q5_0: return pack_rows<block_q5_0>(info, first, count, num_columns, group);
+        case Format::q4_1: return pack_rows<block_q4_1>(info, first, count, num_columns, group);
+        case Format::q5_1: return pack_rows<block_q5_1>(info, first, count, num_columns, group);
         case Format::iq4_nl: return pack_rows<block_iq4_nl>(info, first, count, num_columns, group);
         case Format::iq4_xs: return pack_rows<block_iq4_xs>(info, first, count, num_columns, group);
         case Format::mxfp4: return pack_rows<block_mxfp4>(info, first, count, num_columns, group);

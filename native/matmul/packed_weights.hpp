@@ -6,6 +6,8 @@
 //   Q4_0, IQ4_NL   d     nibbles
 //   MXFP4          e     nibbles                      e: 8 bit exponent of each row
 //   Q5_0           d     fifth bits, nibbles
+//   Q4_1           d -m  nibbles                      m: 16 bit float of each row
+//   Q5_1           d -m  fifth bits, nibbles
 //   IQ4_XS         d     8 scales              8 x nibbles
 //   Q4_K           d dmin  8 scales, 8 minima   8 x nibbles
 //   Q5_K           likewise                     8 x (fifth bits, nibbles)
@@ -27,7 +29,7 @@ namespace paceline::matmul {
 inline constexpr int group_rows    = 32;
 inline constexpr int block_columns = 32;
 
-enum class Format { q8_0, q4_0, q5_0, iq4_nl, iq4_xs, mxfp4, q4_k, q5_k, q6_k, count };
+enum class Format { q8_0, q4_0, q5_0, q4_1, q5_1, iq4_nl, iq4_xs, mxfp4, q4_k, q5_k, q6_k, count };
 
 // The layout of a format's weights, and the facts that a product needs.
 struct FormatInfo {

@@ -165,7 +165,7 @@ def test_extreme_codes_do_not_overflow(each_kernel: str, kind: str) -> None:
     check(SingleProduct(type_name=kind, weights=weights[None], activations=activations), 1)
 
 
-HALVES = {"q4_K": (0, 2), "q5_K": (0, 2), "q6_K": (208,)}
+HALVES = {"q4_1": (0, 2), "q5_1": (0, 2), "q4_K": (0, 2), "q5_K": (0, 2), "q6_K": (208,)}
 """Where the 16 bit floats of a block are; of the other types at its begin."""
 
 
