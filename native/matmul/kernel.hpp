@@ -12,7 +12,7 @@ inline constexpr int tile_tokens = 8; // rows of activations in a tile, at most
 
 // Activations are quantised to 8 bits, 32 columns at a time. A tile of n rows is, for each block of 32 columns:
 // n x 32 codes, n scales (float), and twice n sums of codes: of the first and of the second 16 columns times minus the
-// weights' code_offset (int32); if weights have a minimum, the first is the sum of the block's activations (float).
+// weights' code_offset (int32), or if weights have a minimum times the scale (float).
 // If a block of weights has one scale, the first sum is of all 32 columns.
 inline constexpr int tile_block_bytes(int num_tokens) { return num_tokens * (block_columns + 12); }
 

@@ -35,7 +35,7 @@ struct Avx2 {
     static KERNEL_INLINE F to_floats(I numbers) { return _mm256_cvtepi32_ps(numbers); }
     static KERNEL_INLINE F from_halves(const uint8_t * from) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from))); }
     static KERNEL_INLINE __m128i eight_bytes(const uint8_t * from) { return _mm_loadl_epi64(reinterpret_cast<const __m128i *>(from)); }
-    static KERNEL_INLINE F from_unsigned_bytes(const uint8_t * from) { return to_floats(_mm256_cvtepu8_epi32(eight_bytes(from))); }
+    static KERNEL_INLINE I unsigned_bytes(const uint8_t * from) { return _mm256_cvtepu8_epi32(eight_bytes(from)); }
     static KERNEL_INLINE F from_signed_bytes(const uint8_t * from) { return to_floats(_mm256_cvtepi8_epi32(eight_bytes(from))); }
     static KERNEL_INLINE F from_exponents(const uint8_t * from) { // 2^(e - 128); 0 if no normal float is that small
         const I one = _mm256_set1_epi32(1), exponents = _mm256_cvtepu8_epi32(eight_bytes(from));

@@ -35,7 +35,7 @@ struct Avx512Vnni {
     static KERNEL_INLINE F to_floats(I numbers) { return _mm512_cvtepi32_ps(numbers); }
     static KERNEL_INLINE F from_halves(const uint8_t * from) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(from))); }
     static KERNEL_INLINE __m128i sixteen_bytes(const uint8_t * from) { return _mm_loadu_si128(reinterpret_cast<const __m128i *>(from)); }
-    static KERNEL_INLINE F from_unsigned_bytes(const uint8_t * from) { return to_floats(_mm512_cvtepu8_epi32(sixteen_bytes(from))); }
+    static KERNEL_INLINE I unsigned_bytes(const uint8_t * from) { return _mm512_cvtepu8_epi32(sixteen_bytes(from)); }
     static KERNEL_INLINE F from_signed_bytes(const uint8_t * from) { return to_floats(_mm512_cvtepi8_epi32(sixteen_bytes(from))); }
     static KERNEL_INLINE F from_exponents(const uint8_t * from) { // 2^(e - 128); 0 if no normal float is that small
         const I exponents = _mm512_cvtepu8_epi32(sixteen_bytes(from));

@@ -159,7 +159,7 @@ void multiply_part(const uint8_t * group, int64_t num_blocks, const uint8_t * ti
                 for (int v = 0; v < vectors; ++v) {
                     const int row = first_row + v * Isa::lanes;
                     scale[v]      = Scales::scale(group, Codes::scales * b + half, row);
-                    minimum[v]    = Scales::minimum(group, b, row);
+                    minimum[v]    = Scales::minimum(group, Codes::scales * b + half, row);
                 }
 #pragma GCC unroll 8
                 for (int t = 0; t < tokens; ++t) {
@@ -168,7 +168,7 @@ void multiply_part(const uint8_t * group, int64_t num_blocks, const uint8_t * ti
                     for (int v = 0; v < vectors; ++v) {
                         sums[v][t] = Isa::multiply_add(Isa::to_floats(Dot::total(dots[v][t])), scale[v] * unit, sums[v][t]);
                         if constexpr (Scales::has_minimum) {
-                            sums[v][t] = Isa::subtract_product(minimum[v], Isa::broadcast_float(scalars + next_array + 4 * t), sums[v][t]);
+                            sums[v][t] = Isa::subtract_product(minimum[v], Isa::broadcast_float(scalars + (1 + half) * next_array + 4 * t), sums[v][t]);
                         }
                     }
                 }
@@ -238,6 +238,8 @@ void multiply(Format format, const uint8_t * group, int64_t num_columns, const u
         KERNEL_CASE(q4_k)
         KERNEL_CASE(q5_k)
         KERNEL_CASE(q6_k)
+        KERNEL_CASE(q2_k)
+        KERNEL_CASE(q3_k)
 #undef KERNEL_CASE
         case Format::count: break;
     }
@@ -247,7 +249,7 @@ void multiply(Format format, const uint8_t * group, int64_t num_columns, const u
 template <typename Isa>
 void quantise(const float * row, int64_t first, int64_t end, Format format, uint8_t * tile, int num_tokens, int place) {
     const FormatInfo & info = info_of(format);
-    const bool has_halves   = format == Format::q6_k;
+    const bool has_halves   = info.scales == 2;
     uint8_t * block         = tile + first / block_columns * tile_block_bytes(num_tokens);
     for (int64_t column = first; column < end; column += block_columns, block += tile_block_bytes(num_tokens)) {
         uint32_t sums[2];
@@ -257,11 +259,12 @@ void quantise(const float * row, int64_t first, int64_t end, Format format, uint
         }
         uint8_t * scalars = block + num_tokens * block_columns + 4 * place;
         memcpy(scalars, &unit, 4);
-        const uint32_t all = sums[0] + sums[1], factor = static_cast<uint32_t>(-info.code_offset);
-        const float total  = unit * static_cast<float>(static_cast<int32_t>(all));
-        const uint32_t one = factor * (has_halves ? sums[0] : all), two = factor * sums[1];
-        memcpy(scalars + 4 * num_tokens, info.has_minimum ? static_cast<const void *>(&total) : &one, 4);
-        memcpy(scalars + 8 * num_tokens, &two, 4);
+        sums[0] += has_halves ? 0 : sums[1];
+        for (int i = 0; i < 2; ++i) {
+            const float total  = unit * static_cast<float>(static_cast<int32_t>(sums[i]));
+            const uint32_t one = sums[i] * static_cast<uint32_t>(-info.code_offset);
+            memcpy(scalars + 4 * (1 + i) * num_tokens, info.has_minimum ? static_cast<const void *>(&total) : &one, 4);
+        }
     }
 }
 

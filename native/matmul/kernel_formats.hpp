@@ -62,10 +62,38 @@ template <typename Isa, int tokens> struct FiveBits : Nibbles<Isa, tokens> {
     }
 };
 
-template <typename Isa, int tokens> struct SixBits { // two scales a block, so both chunks of a pair are in the same half
-    static constexpr int bits = 6, scales = 2, bytes = 24 * group_rows;
+struct Halves { // two scales a block, so both chunks of a pair are in the same half
+    static constexpr int scales = 2;
     static constexpr int first(int pair) { return pair / 2 * 4 + pair % 2; }
     static constexpr int second(int pair) { return first(pair) + 2; }
+};
+
+template <typename Isa, int tokens> struct TwoBits : Halves {
+    static constexpr int bits = 4, bytes = 8 * group_rows; // summed as 4 bits are
+    template <typename Vec = typename Isa::I>
+    static KERNEL_INLINE void pair(const uint8_t * block, int pair, int row, Vec & one, Vec & two) {
+        const Vec four = Isa::load(block + (pair / 2 * group_rows + row) * 4);
+        one = Isa::masked(Isa::shifted_right(four, 2 * (pair % 2)), 0x03);
+        two = Isa::masked(Isa::shifted_right(four, 2 * (pair % 2) + 4), 0x03);
+    }
+};
+
+template <typename Isa, int tokens> struct ThreeBits : TwoBits<Isa, tokens> {
+    static constexpr int bytes = 12 * group_rows;
+    template <typename Vec = typename Isa::I>
+    static KERNEL_INLINE void pair(const uint8_t * block, int pair, int row, Vec & one, Vec & two) {
+        TwoBits<Isa, tokens>::pair(block + 4 * group_rows, pair, row, one, two);
+        const Vec high = Isa::load(block + row * 4);
+        one = Isa::joined(one, third_bits(high, Halves::first(pair)), 0x04);
+        two = Isa::joined(two, third_bits(high, Halves::second(pair)), 0x04);
+    }
+    template <typename Vec> static KERNEL_INLINE Vec third_bits(Vec high, int chunk) {
+        return chunk < 2 ? Isa::shifted_left(high, 2 - chunk) : Isa::shifted_right(high, chunk - 2);
+    }
+};
+
+template <typename Isa, int tokens> struct SixBits : Halves {
+    static constexpr int bits = 6, bytes = 24 * group_rows;
     template <typename Vec = typename Isa::I>
     static KERNEL_INLINE void pair(const uint8_t * block, int pair, int row, Vec & one, Vec & two) {
         Nibbles<Isa, tokens>::pair(block + 8 * group_rows, pair, row, one, two);
@@ -95,10 +123,23 @@ template <typename Isa> struct ScaleAndMinimum {
     static constexpr int bytes = 20 * group_rows;
     static constexpr bool has_minimum = true;
     static KERNEL_INLINE F scale(const uint8_t * from, int part, int row) {
-        return Isa::from_halves(from + 2 * row) * Isa::from_unsigned_bytes(from + (4 + part) * group_rows + row);
+        return Isa::from_halves(from + 2 * row) * Isa::to_floats(Isa::unsigned_bytes(from + (4 + part) * group_rows + row));
     }
     static KERNEL_INLINE F minimum(const uint8_t * from, int part, int row) {
-        return Isa::from_halves(from + 2 * (group_rows + row)) * Isa::from_unsigned_bytes(from + (12 + part) * group_rows + row);
+        return Isa::from_halves(from + 2 * (group_rows + row)) * Isa::to_floats(Isa::unsigned_bytes(from + (12 + part) * group_rows + row));
+    }
+};
+
+template <typename Isa> struct NibblesOfScales {
+    using F = typename Isa::F;
+    static constexpr int bytes = 20 * group_rows;
+    static constexpr bool has_minimum = true;
+    static KERNEL_INLINE F scale(const uint8_t * from, int part, int row) {
+        return Isa::from_halves(from + 2 * row) * Isa::to_floats(Isa::masked(Isa::unsigned_bytes(from + (4 + part) * group_rows + row), 0x0f));
+    }
+    static KERNEL_INLINE F minimum(const uint8_t * from, int part, int row) {
+        return Isa::from_halves(from + 2 * (group_rows + row)) *
+               Isa::to_floats(Isa::shifted_right(Isa::unsigned_bytes(from + (4 + part) * group_rows + row), 4));
     }
 };
 
@@ -140,6 +181,8 @@ template <typename Isa> struct Layout<Isa, Format::mxfp4> : LayoutOf<Isa, Fp4, E
 template <typename Isa> struct Layout<Isa, Format::q4_k> : LayoutOf<Isa, Nibbles, ScaleAndMinimum, 8> {};
 template <typename Isa> struct Layout<Isa, Format::q5_k> : LayoutOf<Isa, FiveBits, ScaleAndMinimum, 8> {};
 template <typename Isa> struct Layout<Isa, Format::q6_k> : LayoutOf<Isa, SixBits, Signed16, 8> {};
+template <typename Isa> struct Layout<Isa, Format::q2_k> : LayoutOf<Isa, TwoBits, NibblesOfScales, 8> {};
+template <typename Isa> struct Layout<Isa, Format::q3_k> : LayoutOf<Isa, ThreeBits, Signed16, 8> {};
 
 } // namespace
 } // namespace paceline::matmul

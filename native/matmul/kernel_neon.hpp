@@ -61,7 +61,7 @@ struct Neon {
     static KERNEL_INLINE F from_halves(const uint8_t * from) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(from))); }
     static KERNEL_INLINE uint8x8_t four_bytes(const uint8_t * from) { return vreinterpret_u8_u32(vdup_n_u32(value_at<uint32_t>(from))); }
     static KERNEL_INLINE uint32x4_t from_four_bytes(const uint8_t * from) { return vmovl_u16(vget_low_u16(vmovl_u8(four_bytes(from)))); }
-    static KERNEL_INLINE F from_unsigned_bytes(const uint8_t * from) { return vcvtq_f32_u32(from_four_bytes(from)); }
+    static KERNEL_INLINE I unsigned_bytes(const uint8_t * from) { return vreinterpretq_s32_u32(from_four_bytes(from)); }
     static KERNEL_INLINE F from_signed_bytes(const uint8_t * from) {
         return to_floats(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(four_bytes(from))))));
     }

@@ -54,21 +54,21 @@ void put_nibbles(uint8_t * to, int row, const Codes & codes, int distance = 4) {
     }
 }
 
-// Bit c of byte j: the fifth bit of column 4c + j.
-void put_fifth_bits(uint8_t * to, int row, const Codes & codes) {
+// Bit c of byte j: bit `bit` of column 4c + j.
+void put_bits(uint8_t * to, int row, const Codes & codes, int bit) {
     uint32_t word = 0;
     for (int c = 0; c < num_chunks; ++c) {
-        word |= ((codes.chunks[c] >> 4) & every_byte(1)) << c;
+        word |= ((codes.chunks[c] >> bit) & every_byte(1)) << c;
     }
     put_word(to, row, word);
 }
 
-// Bits 2i and 2i + 1 of byte j in word g: the bits 5 and 6 of column 4(4g + i) + j.
-void put_high_pairs(uint8_t * to, int row, const Codes & codes) {
+// Bits 2i and 2i + 1 of byte j in word g: the bits `bit` and `bit` + 1 of column 4(4g + i) + j.
+void put_bit_pairs(uint8_t * to, int row, const Codes & codes, int bit) {
     for (int g = 0; g < 2; ++g) {
         uint32_t word = 0;
         for (int i = 0; i < 4; ++i) {
-            word |= ((codes.chunks[4 * g + i] >> 4) & every_byte(3)) << (2 * i);
+            word |= ((codes.chunks[4 * g + i] >> bit) & every_byte(3)) << (2 * i);
         }
         put_word(to + g * 4 * group_rows, row, word);
     }
@@ -113,7 +113,7 @@ void put_five_bits(uint8_t * to, int row, const uint8_t * nibbles, const uint8_t
     for (int column = 0; column < block_columns; ++column) {
         codes.chunks[column / 4] |= ((bits >> column) & 1) << (8 * (column % 4) + 4);
     }
-    put_fifth_bits(to, row, codes);
+    put_bits(to, row, codes, 4);
     put_nibbles(to + 4 * group_rows, row, codes);
 }
 
@@ -174,7 +174,7 @@ void pack(const block_q5_K & block, uint8_t * to, int row) {
         for (int c = 0; c < num_chunks; ++c) {
             codes.chunks[c] |= ((word_at(block.qh, c) >> i) & every_byte(1)) << 4;
         }
-        put_fifth_bits(to, row, codes);
+        put_bits(to, row, codes, 4);
         put_nibbles(to + 4 * group_rows, row, codes);
     }
 }
@@ -200,8 +200,48 @@ void pack(const block_q6_K & block, uint8_t * to, int row) {
     to += 16 * group_rows;
     for (int i = 0; i < 8; ++i, to += 24 * group_rows) {
         const Codes codes = codes_of(block, i);
-        put_high_pairs(to, row, codes);
+        put_bit_pairs(to, row, codes, 4);
         put_nibbles(to + 8 * group_rows, row, codes, 2);
+    }
+}
+
+// Of 128 columns the pairs of bits are in 32 bytes, the columns 0 to 31 lowest.
+Codes shared_bit_pairs(const uint8_t * from, int block) {
+    Codes codes;
+    for (int c = 0; c < num_chunks; ++c) {
+        codes.chunks[c] = (word_at(from + block / 4 * 32, c) >> (block % 4 * 2)) & every_byte(3);
+    }
+    return codes;
+}
+
+void pack(const block_q2_K & block, uint8_t * to, int row) {
+    put_half(to, row, block.d);
+    put_half(to + 2 * group_rows, row, block.dmin);
+    to += 4 * group_rows;
+    for (int i = 0; i < 16; ++i) {
+        to[i * group_rows + row] = block.scales[i];
+    }
+    to += 16 * group_rows;
+    for (int i = 0; i < 8; ++i) {
+        put_bit_pairs(to + i * 8 * group_rows, row, shared_bit_pairs(block.qs, i), 0);
+    }
+}
+
+void pack(const block_q3_K & block, uint8_t * to, int row) {
+    put_half(to, row, block.d);
+    to += 2 * group_rows;
+    for (int i = 0; i < 16; ++i) { // nibbles of 8 bytes, and pairs of bits of 4 bytes above them
+        const int low = block.scales[i % 8] >> (i / 8 * 4) & 15, high = block.scales[8 + i % 4] >> (i / 4 * 2) & 3;
+        to[i * group_rows + row] = static_cast<uint8_t>((low | high << 4) - 32);
+    }
+    to += 16 * group_rows;
+    for (int i = 0; i < 8; ++i, to += 12 * group_rows) {
+        Codes codes = shared_bit_pairs(block.qs, i);
+        for (int c = 0; c < num_chunks; ++c) {
+            codes.chunks[c] |= ((word_at(block.hmask, c) >> i) & every_byte(1)) << 2;
+        }
+        put_bits(to, row, codes, 2);
+        put_bit_pairs(to + 4 * group_rows, row, codes, 0);
     }
 }
 
@@ -216,17 +256,19 @@ template <typename Block> void pack_rows(const FormatInfo & info, const void * r
 }
 
 constexpr FormatInfo formats[] = {
-    {GGML_TYPE_Q8_0, 32, 34 * group_rows, 128, false},
-    {GGML_TYPE_Q4_0, 32, 18 * group_rows, 8, false},
-    {GGML_TYPE_Q5_0, 32, 22 * group_rows, 16, false},
-    {GGML_TYPE_Q4_1, 32, 20 * group_rows, 0, true},
-    {GGML_TYPE_Q5_1, 32, 24 * group_rows, 0, true},
-    {GGML_TYPE_IQ4_NL, 32, 18 * group_rows, 128, false},
-    {GGML_TYPE_IQ4_XS, 256, 138 * group_rows, 128, false},
-    {GGML_TYPE_MXFP4, 32, 17 * group_rows, 12, false},
-    {GGML_TYPE_Q4_K, 256, 148 * group_rows, 0, true},
-    {GGML_TYPE_Q5_K, 256, 180 * group_rows, 0, true},
-    {GGML_TYPE_Q6_K, 256, 210 * group_rows, 32, false},
+    {GGML_TYPE_Q8_0, 32, 34 * group_rows, 128, false, 1},
+    {GGML_TYPE_Q4_0, 32, 18 * group_rows, 8, false, 1},
+    {GGML_TYPE_Q5_0, 32, 22 * group_rows, 16, false, 1},
+    {GGML_TYPE_Q4_1, 32, 20 * group_rows, 0, true, 1},
+    {GGML_TYPE_Q5_1, 32, 24 * group_rows, 0, true, 1},
+    {GGML_TYPE_IQ4_NL, 32, 18 * group_rows, 128, false, 1},
+    {GGML_TYPE_IQ4_XS, 256, 138 * group_rows, 128, false, 1},
+    {GGML_TYPE_MXFP4, 32, 17 * group_rows, 12, false, 1},
+    {GGML_TYPE_Q4_K, 256, 148 * group_rows, 0, true, 1},
+    {GGML_TYPE_Q5_K, 256, 180 * group_rows, 0, true, 1},
+    {GGML_TYPE_Q6_K, 256, 210 * group_rows, 32, false, 2},
+    {GGML_TYPE_Q2_K, 256, 84 * group_rows, 0, true, 2},
+    {GGML_TYPE_Q3_K, 256, 114 * group_rows, 4, false, 2},
 };
 static_assert(sizeof formats / sizeof *formats == static_cast<size_t>(Format::count));
 
@@ -268,6 +310,8 @@ void pack_group(Format format, const void * rows, int64_t first_row, int64_t num
         case Format::q4_k: return pack_rows<block_q4_K>(info, first, count, num_columns, group);
         case Format::q5_k: return pack_rows<block_q5_K>(info, first, count, num_columns, group);
         case Format::q6_k: return pack_rows<block_q6_K>(info, first, count, num_columns, group);
+        case Format::q2_k: return pack_rows<block_q2_K>(info, first, count, num_columns, group);
+        case Format::q3_k: return pack_rows<block_q3_K>(info, first, count, num_columns, group);
         case Format::count: break;
     }
 }

@@ -12,10 +12,13 @@
 //   Q4_K           d dmin  8 scales, 8 minima   8 x nibbles
 //   Q5_K           likewise                     8 x (fifth bits, nibbles)
 //   Q6_K           d       16 scales            8 x (bits 5 and 6, nibbles)
+//   Q2_K           d dmin  16 x (scale, minimum)  8 x pairs of bits
+//   Q3_K           d       16 scales            8 x (third bits, pairs of bits)
 //
 // Codes are unsigned: a format's `code_offset` is subtracted from each. Four columns of a row are a chunk: 4 bytes of codes.
-// `codes` are 8 chunks of 32 rows; `nibbles` are 4 times 32 rows with two chunks in the halves of each byte.
-// All of it takes the bytes of llama.cpp's blocks (of Q4_K, Q5_K and IQ4_XS 1 to 3 % more, since scales are whole bytes), apart from rows
+// `codes` are 8 chunks of 32 rows; `nibbles` are 4 times 32 rows with two chunks in the halves of each byte,
+// `pairs of bits` twice 32 rows with the four chunks of 16 columns. Q2_K has a scale and a minimum in the halves of a byte.
+// All of it takes the bytes of llama.cpp's blocks (of Q3_K, Q4_K, Q5_K and IQ4_XS 1 to 4 % more, since scales are whole bytes), apart from rows
 // that fill the last group.
 #pragma once
 
@@ -29,7 +32,7 @@ namespace paceline::matmul {
 inline constexpr int group_rows    = 32;
 inline constexpr int block_columns = 32;
 
-enum class Format { q8_0, q4_0, q5_0, q4_1, q5_1, iq4_nl, iq4_xs, mxfp4, q4_k, q5_k, q6_k, count };
+enum class Format { q8_0, q4_0, q5_0, q4_1, q5_1, iq4_nl, iq4_xs, mxfp4, q4_k, q5_k, q6_k, q2_k, q3_k, count };
 
 // The layout of a format's weights, and the facts that a product needs.
 struct FormatInfo {
@@ -37,7 +40,8 @@ struct FormatInfo {
     int columns;      // of a block or superblock
     int bytes;        // of one, of a whole group
     int code_offset;  // subtracted from codes
-    bool has_minimum; // a minimum of each block is subtracted from weights
+    bool has_minimum; // a minimum of each block, or half of it, is subtracted from weights
+    int scales;       // of a block: 2 are of the first and of the second 16 columns
 };
 
 const FormatInfo & info_of(Format format);

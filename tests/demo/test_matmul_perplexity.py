@@ -25,7 +25,7 @@ pytestmark = [
 ]
 HELD_OUT_SEED = 990_001  # of no corpus that the model was trained on
 NUM_DOCUMENTS, N_CTX = 60, 1024
-TYPES = ("Q8_0", "Q4_0", "IQ4_NL", "Q4_K", "Q6_K")
+TYPES = ("Q8_0", "Q4_0", "IQ4_NL", "Q2_K", "Q3_K", "Q4_K", "Q6_K")
 
 
 @pytest.fixture(autouse=True)

@@ -39,7 +39,7 @@ pytestmark = [
 ]
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 Array = npt.NDArray[np.floating[Any]]
-BLOCKS = {"iq4_xs": 256, "q4_K": 256, "q5_K": 256, "q6_K": 256}
+BLOCKS = {"iq4_xs": 256, "q2_K": 256, "q3_K": 256, "q4_K": 256, "q5_K": 256, "q6_K": 256}
 
 
 @pytest.fixture(autouse=True)
@@ -165,7 +165,15 @@ def test_extreme_codes_do_not_overflow(each_kernel: str, kind: str) -> None:
     check(SingleProduct(type_name=kind, weights=weights[None], activations=activations), 1)
 
 
-HALVES = {"q4_1": (0, 2), "q5_1": (0, 2), "q4_K": (0, 2), "q5_K": (0, 2), "q6_K": (208,)}
+HALVES = {
+    "q4_1": (0, 2),
+    "q5_1": (0, 2),
+    "q2_K": (80, 82),
+    "q3_K": (108,),
+    "q4_K": (0, 2),
+    "q5_K": (0, 2),
+    "q6_K": (208,),
+}
 """Where the 16 bit floats of a block are; of the other types at its begin."""
 
 

@@ -21,7 +21,7 @@ from paceline.runtime.attention import check_numbers, checked_array
 from paceline.runtime.native_core import build_info
 
 VARIABLE = "PACELINE_CPU_MATMUL"
-TYPES = ("q8_0", "q4_0", "q5_0", "q4_1", "q5_1", "iq4_nl", "iq4_xs", "mxfp4", "q4_K", "q5_K", "q6_K")
+TYPES = ("q8_0", "q4_0", "q5_0", "q4_1", "q5_1", "iq4_nl", "iq4_xs", "mxfp4", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K")
 """The types of weights that paceline's kernels multiply, as ggml names them."""
 
 
