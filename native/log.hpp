@@ -25,7 +25,7 @@ std::vector<LogLine> take_log();
 class LogCapture {
 public:
     LogCapture();
-    ~LogCapture();
+    virtual ~LogCapture();
     LogCapture(const LogCapture &)             = delete;
     LogCapture & operator=(const LogCapture &) = delete;
 
@@ -35,7 +35,7 @@ public:
     // Demotes the lines so far, which were expected, to debug.
     void demote();
 
-    void add(LogLine line);
+    virtual void add(LogLine line);
 
 private:
     LogCapture *         outer_;

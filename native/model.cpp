@@ -41,13 +41,21 @@ ggml_backend_buffer_type_t find_buffer_type(const std::string & name) {
     fail("InvalidParams", "tensor_overrides: there is no buffer type '" + name.substr(0, 80) + "'; this build has " + known);
 }
 
+void copy_text(const std::string & what, const std::string & text, char * to, size_t size) {
+    if (text.empty() || text.size() >= size || text.find('\0') != std::string::npos) {
+        fail("InvalidParams", "kv_overrides: the " + what + " must be 1 to " + str(size - 1) + " bytes without a NUL, not '" +
+                                  text.substr(0, 40) + "'");
+    }
+    std::memcpy(to, text.data(), text.size());
+}
+
 // The C structs that llama_model_params points into, kept alive while a load runs.
 struct LoadParams {
     explicit LoadParams(const ModelOptions & options) {
         set_devices(options);
         set_tensor_split(options);
         for (const KvOverride & entry : options.kv_overrides) {
-            add_override(entry);
+            overrides.push_back(as_override(entry));
         }
         params.split_mode      = options.split_mode;
         params.load_mode       = options.load_mode;
@@ -105,52 +113,11 @@ struct LoadParams {
                                       str(llama_max_tensor_buft_overrides() - 1) + " are possible");
         }
         for (const auto & [pattern, buffer] : options.tensor_overrides) {
-            check_pattern(pattern);
+            check_pattern("tensor_overrides", pattern);
             tensor_overrides.push_back({pattern.c_str(), find_buffer_type(buffer)});
         }
         tensor_overrides.push_back({nullptr, nullptr});
         params.tensor_buft_overrides = tensor_overrides.data();
-    }
-
-    // llama.cpp compiles it again for every tensor, in the middle of a load.
-    static void check_pattern(const std::string & pattern) {
-        if (pattern.empty() || pattern.size() > MAX_PATTERN || pattern.find('\0') != std::string::npos) {
-            fail("InvalidParams", "tensor_overrides: a pattern must be 1 to " + str(MAX_PATTERN) + " bytes without a NUL, not '" +
-                                      pattern.substr(0, 40) + "'");
-        }
-        try {
-            const std::regex compiled(pattern);
-        } catch (const std::regex_error & error) {
-            fail("InvalidParams", "tensor_overrides: '" + pattern.substr(0, 80) + "' is no regular expression (ECMAScript): " +
-                                      error.what());
-        }
-    }
-
-    void add_override(const KvOverride & entry) {
-        llama_model_kv_override out{};
-        copy_text("key", entry.first, out.key, sizeof(out.key));
-        if (const bool * flag = std::get_if<bool>(&entry.second)) {
-            out.tag      = LLAMA_KV_OVERRIDE_TYPE_BOOL;
-            out.val_bool = *flag;
-        } else if (const int64_t * integer = std::get_if<int64_t>(&entry.second)) {
-            out.tag     = LLAMA_KV_OVERRIDE_TYPE_INT;
-            out.val_i64 = *integer;
-        } else if (const double * number = std::get_if<double>(&entry.second)) {
-            out.tag     = LLAMA_KV_OVERRIDE_TYPE_FLOAT;
-            out.val_f64 = *number;
-        } else {
-            out.tag = LLAMA_KV_OVERRIDE_TYPE_STR;
-            copy_text("value of " + entry.first, std::get<std::string>(entry.second), out.val_str, sizeof(out.val_str));
-        }
-        overrides.push_back(out);
-    }
-
-    static void copy_text(const std::string & what, const std::string & text, char * to, size_t size) {
-        if (text.empty() || text.size() >= size || text.find('\0') != std::string::npos) {
-            fail("InvalidParams", "kv_overrides: the " + what + " must be 1 to " + str(size - 1) +
-                                      " bytes without a NUL, not '" + text.substr(0, 40) + "'");
-        }
-        std::memcpy(to, text.data(), text.size());
     }
 
     llama_model_params                   params = llama_model_default_params();
@@ -172,6 +139,39 @@ llama_model * load_files(const std::vector<std::string> & paths, const llama_mod
 }
 
 } // namespace
+
+// llama.cpp compiles it again for every tensor, in the middle of a load.
+void check_pattern(const char * option, const std::string & pattern) {
+    if (pattern.empty() || pattern.size() > MAX_PATTERN || pattern.find('\0') != std::string::npos) {
+        fail("InvalidParams", std::string(option) + ": a pattern must be 1 to " + str(MAX_PATTERN) +
+                                  " bytes without a NUL, not '" + pattern.substr(0, 40) + "'");
+    }
+    try {
+        const std::regex compiled(pattern);
+    } catch (const std::regex_error & error) {
+        fail("InvalidParams", std::string(option) + ": '" + pattern.substr(0, 80) +
+                                  "' is no regular expression (ECMAScript): " + error.what());
+    }
+}
+
+llama_model_kv_override as_override(const KvOverride & entry) {
+    llama_model_kv_override out{};
+    copy_text("key", entry.first, out.key, sizeof(out.key));
+    if (const bool * flag = std::get_if<bool>(&entry.second)) {
+        out.tag      = LLAMA_KV_OVERRIDE_TYPE_BOOL;
+        out.val_bool = *flag;
+    } else if (const int64_t * integer = std::get_if<int64_t>(&entry.second)) {
+        out.tag     = LLAMA_KV_OVERRIDE_TYPE_INT;
+        out.val_i64 = *integer;
+    } else if (const double * number = std::get_if<double>(&entry.second)) {
+        out.tag     = LLAMA_KV_OVERRIDE_TYPE_FLOAT;
+        out.val_f64 = *number;
+    } else {
+        out.tag = LLAMA_KV_OVERRIDE_TYPE_STR;
+        copy_text("value of " + entry.first, std::get<std::string>(entry.second), out.val_str, sizeof(out.val_str));
+    }
+    return out;
+}
 
 std::shared_ptr<Model> Model::load(const ModelOptions & options) {
     if (options.paths.empty()) {

@@ -51,6 +51,12 @@ inline bool may_skip_positions(const llama_model * model) {
     return type == LLAMA_ROPE_TYPE_MROPE || type == LLAMA_ROPE_TYPE_IMROPE;
 }
 
+// Raises InvalidParams if the pattern is no regular expression that llama.cpp can search for; `option` is in the message.
+void check_pattern(const char * option, const std::string & pattern);
+
+// llama.cpp's form of an override. Raises InvalidParams if the key or the value is too long.
+llama_model_kv_override as_override(const KvOverride & entry);
+
 // The buffer types that tensor_overrides may name.
 std::vector<std::string> buffer_types();
 

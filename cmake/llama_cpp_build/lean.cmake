@@ -35,12 +35,12 @@ function(paceline_trim_common)
 endfunction()
 
 # The graphs of the architectures: 40,000 lines that call ggml to describe a pass. They are compiled in larger batches than
-# llama.cpp's own, which would read its headers once for every 16 files. Quantising files is not for this package.
+# llama.cpp's own, which would read its headers once for every 16 files.
 function(paceline_split_off_models)
     get_target_property(models llama SOURCES)
     set(others "${models}")
     list(FILTER models INCLUDE REGEX "/models/[^/]+\\.cpp$")
-    list(FILTER others EXCLUDE REGEX "/models/[^/]+\\.cpp$|^(.*/src/)?llama-quant\\.cpp$")
+    list(FILTER others EXCLUDE REGEX "/models/[^/]+\\.cpp$")
     if(NOT models)
         message(FATAL_ERROR "the pinned llama.cpp has no src/models/*.cpp: these lists were made for another version")
     endif()

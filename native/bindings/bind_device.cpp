@@ -19,6 +19,11 @@ std::optional<std::pair<size_t, int64_t>> tensor_type_size(int type) {
     return std::pair{ggml_type_size(static_cast<ggml_type>(type)), ggml_blck_size(static_cast<ggml_type>(type))};
 }
 
+// The name of one type of tensor, as llama.cpp writes it; nothing for a type that is not known.
+std::optional<std::string> tensor_type_name(int type) {
+    return tensor_type_size(type) ? std::optional<std::string>(ggml_type_name(static_cast<ggml_type>(type))) : std::nullopt;
+}
+
 } // namespace
 
 void bind_device(nb::module_ & m) {
@@ -31,6 +36,7 @@ void bind_device(nb::module_ & m) {
     m.def("devices", &devices);
     m.def("backend_features", &backend_features);
     m.def("tensor_type_size", &tensor_type_size, nb::arg("type"));
+    m.def("tensor_type_name", &tensor_type_name, nb::arg("type"));
     m.def("llama_version", [] { return llama_version(); });
     m.def("max_devices", [] { return llama_max_devices(); });
     m.def("max_sequences", [] { return llama_max_parallel_sequences(); });

@@ -1,7 +1,5 @@
 #include "bindings.hpp"
 
-#include <exception>
-
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -25,32 +23,6 @@ const char * memory_class_name(MemoryClass memory_class) {
 }
 
 namespace {
-
-// Calls a Python function from a thread without the GIL and keeps its exception for when the load has ended.
-class ProgressCall {
-public:
-    explicit ProgressCall(nb::object function) : function_(std::move(function)) {}
-
-    bool operator()(float share) {
-        nb::gil_scoped_acquire gil;
-        try {
-            return nb::cast<bool>(function_(share));
-        } catch (...) {
-            error_ = std::current_exception();
-            return false;
-        }
-    }
-
-    void rethrow() const {
-        if (error_) {
-            std::rethrow_exception(error_);
-        }
-    }
-
-private:
-    nb::object         function_;
-    std::exception_ptr error_;
-};
 
 std::shared_ptr<Model> load(std::vector<std::string> paths, std::optional<std::vector<std::string>> devices,
                             std::optional<int32_t> n_gpu_layers, int split_mode, int load_mode, int32_t main_gpu,

@@ -1,9 +1,11 @@
 // Shared by the binding files: one function per noun, called once from module.cpp.
 #pragma once
 
+#include <exception>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -51,6 +53,36 @@ private:
     std::optional<nb::gil_scoped_release> released_;
 };
 
+// Calls a Python function from a thread without the GIL and keeps its exception for when the native call has ended.
+class ProgressCall {
+public:
+    explicit ProgressCall(nb::object function) : function_(std::move(function)) {}
+
+    template <typename Argument> bool operator()(const Argument & argument) {
+        nb::gil_scoped_acquire gil;
+        try {
+            if constexpr (std::is_convertible_v<Argument, std::string_view>) {
+                return nb::cast<bool>(function_(as_text(argument)));
+            } else {
+                return nb::cast<bool>(function_(argument));
+            }
+        } catch (...) {
+            error_ = std::current_exception();
+            return false;
+        }
+    }
+
+    void rethrow() const {
+        if (error_) {
+            std::rethrow_exception(error_);
+        }
+    }
+
+private:
+    nb::object         function_;
+    std::exception_ptr error_;
+};
+
 void bind_process(nb::module_ & m);
 void bind_build_info(nb::module_ & m);
 void bind_log(nb::module_ & m);
@@ -66,6 +98,7 @@ void bind_sampler(nb::module_ & m);
 void bind_context(nb::module_ & m);
 void bind_step(nb::module_ & m);
 void bind_media(nb::module_ & m);
+void bind_quantize(nb::module_ & m);
 void bind_rpc(nb::module_ & m);
 
 } // namespace paceline

@@ -40,5 +40,6 @@ NB_MODULE(_native, m) {
     paceline::bind_context(m);
     paceline::bind_step(m);
     paceline::bind_media(m);
+    paceline::bind_quantize(m);
     paceline::bind_rpc(m);
 }

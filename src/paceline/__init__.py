@@ -76,7 +76,18 @@ if TYPE_CHECKING:
     from paceline.output import TextPipe
     from paceline.params import CallGrammar, PatternTrigger, SamplingParams, ThinkingParams
     from paceline.request import RequestOptions
-    from paceline.runtime import Context, DeviceMemory, Embedder, MemoryEstimate, Model, Sampler, Tokenizer
+    from paceline.runtime import (
+        Context,
+        DeviceMemory,
+        Embedder,
+        MemoryEstimate,
+        Model,
+        QuantizedModel,
+        Sampler,
+        TensorTypeUse,
+        Tokenizer,
+        quantize,
+    )
     from paceline.scheduling.records import EndRecord, RequestRecord, TickRecord
     from paceline.scheduling.strategies import BatchStrategy, SchedulerView, TokenAllocation
     from paceline.speculation.drafter import BatchDrafter, Drafter, SharingDrafter
@@ -112,7 +123,18 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "paceline.output": ("TextPipe",),
     "paceline.params": ("CallGrammar", "PatternTrigger", "SamplingParams", "ThinkingParams"),
     "paceline.request": ("RequestOptions",),
-    "paceline.runtime": ("Context", "DeviceMemory", "Embedder", "MemoryEstimate", "Model", "Sampler", "Tokenizer"),
+    "paceline.runtime": (
+        "Context",
+        "DeviceMemory",
+        "Embedder",
+        "MemoryEstimate",
+        "Model",
+        "QuantizedModel",
+        "Sampler",
+        "TensorTypeUse",
+        "Tokenizer",
+        "quantize",
+    ),
     "paceline.scheduling.records": ("EndRecord", "RequestRecord", "TickRecord"),
     "paceline.scheduling.strategies": ("BatchStrategy", "SchedulerView", "TokenAllocation"),
     "paceline.speculation.drafter": ("BatchDrafter", "Drafter", "SharingDrafter"),
@@ -219,6 +241,7 @@ __all__ = [  # noqa: RUF022 - sorted as sorted() does
     "PacelineError",
     "PatternTrigger",
     "PromptTooLong",
+    "QuantizedModel",
     "QueueFull",
     "RequestError",
     "RequestOptions",
@@ -237,6 +260,7 @@ __all__ = [  # noqa: RUF022 - sorted as sorted() does
     "StreamChannel",
     "StreamChunk",
     "TemplateError",
+    "TensorTypeUse",
     "TextPipe",
     "TextTooLong",
     "ThinkingParams",
@@ -254,6 +278,7 @@ __all__ = [  # noqa: RUF022 - sorted as sorted() does
     "demo_model_path",
     "demo_vision_model_path",
     "estimate_memory",
+    "quantize",
 ]
 
 

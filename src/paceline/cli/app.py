@@ -33,7 +33,7 @@ from paceline.cli.endings import FAILED, report
 from paceline.cli.inputs import usual_name
 from paceline.cli.launch import launch
 from paceline.cli.machines import cluster_commands, rpc_serve
-from paceline.cli.model_commands import info, list_models, prune, pull, rm, show
+from paceline.cli.model_commands import info, list_models, prune, pull, quantize, rm, show
 from paceline.cli.options import model_names
 from paceline.cli.serve import run_server
 from paceline.cli.texts import embed, generate, tokenize
@@ -59,6 +59,7 @@ _COMMANDS_ELSEWHERE: Final = {  # of Ollama and llama.cpp: the same command here
     "create": "options take the place of a Modelfile, as flags or in the config file",
     "llama-bench": "bench",
     "llama-cli": "run",
+    "llama-quantize": "quantize",
     "llama-server": "serve",
     "login": "set HF_TOKEN, or run `hf auth login`, for gated models of the Hugging Face Hub",
     "push": "paceline uploads no models; `hf upload` does",
@@ -101,6 +102,7 @@ _OPTIONS_ELSEWHERE: Final = {  # of Ollama and llama-cli: the same option here, 
 _IF_MISSING: Final = {  # commands without their first argument
     "run": "; `paceline chat` uses the demo model",
     "launch": "; `paceline launch --help` lists the agents",
+    "quantize": "; name a GGUF file and a type, as in `paceline quantize model-F16.gguf Q4_K_M`",
     "pull": "; name one such as ggml-org/gemma-3-1b-it-GGUF",
     "show": "; `paceline list` has the names of the models on this machine",
     "rm": "; `paceline list` has the names of the models on this machine",
@@ -420,7 +422,14 @@ def build_app(*, rich_help: bool = False) -> typer.Typer:
     app.callback()(_common)
     groups: dict[str, dict[str, Callable[..., Any] | typer.Typer]] = {
         "Everyday": {"run": run, "chat": chat, "generate": generate, "serve": serve, "launch": launch, "demo": demo},
-        "Models on this machine": {"pull": pull, "list": list_models, "show": show, "rm": rm, "prune": prune},
+        "Models on this machine": {
+            "pull": pull,
+            "list": list_models,
+            "show": show,
+            "rm": rm,
+            "prune": prune,
+            "quantize": quantize,
+        },
         "Watching an engine": {"ps": ps, "top": top, "bench": bench, "trace": trace_commands, "info": info},
         "Tokens and vectors": {"tokenize": tokenize, "embed": embed},
         "Several machines": {"rpc-serve": rpc_serve, "cluster": cluster_commands},

@@ -1,4 +1,4 @@
-"""Commands about models: `paceline pull`, `list`, `show`, `rm` and `prune` for the caches of this machine, and `info`.
+"""Commands about models: `pull`, `list`, `show`, `rm` and `prune` for the caches of this machine, `quantize`, and `info`.
 
 `info` describes this installation and machine, or a model file without loading its weights. llama.cpp reads the shape of a model
 only together with its weights, so widths and counts come from the metadata here. For a few architectures, which are named below,
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import logging
 import os
 import platform
 import sys
@@ -26,7 +27,7 @@ from paceline.cli import terminal
 from paceline.cli.config_file import CONFIG_VARIABLE, MODEL_VARIABLE, ConfigFile, check_config, default_path, entries
 from paceline.cli.endings import StopSignal, run
 from paceline.cli.inputs import text_argument
-from paceline.cli.options import ModelChoice, load, model_names
+from paceline.cli.options import ModelChoice, VerboseOption, load, local_path, model_names, progress_bar, show_log
 from paceline.config import MAX_RPC_SERVERS
 from paceline.errors import Aborted, InvalidParams, ModelLoadError, ModelNotFound, PacelineError, RpcServerUnavailable
 from paceline.hub.caches import find_leftovers, find_models, matching_models, remove_leftovers, remove_models
@@ -35,7 +36,7 @@ from paceline.hub.references import hub_settings
 from paceline.validation import addresses
 
 if TYPE_CHECKING:
-    from paceline.runtime import Model
+    from paceline.runtime import Model, QuantizedModel
 
 
 _downloading = partial(typer.Option, rich_help_panel="How it is downloaded")
@@ -240,6 +241,123 @@ def _header_facts(path: Path) -> dict[str, Any]:
         "licence": text("general.license"),
         "chat_template": "yes" if "tokenizer.chat_template" in header else "",
     }
+
+
+_quantising = partial(typer.Option, rich_help_panel="Which types")
+
+# Options are laid out by hand, a few lines each.
+# fmt: off
+QuantizeModel = Annotated[str, typer.Argument(
+    metavar="MODEL", autocompletion=model_names,
+    help="GGUF file in F32, F16 or BF16, of a split set its first part; or hf:USER/REPO:F16, a URL, ollama:NAME.",
+)]
+QuantizeType = Annotated[str, typer.Argument(
+    metavar="TYPE", help="Q4_K_M, Q5_K_M, Q6_K, Q8_0, IQ4_XS or another of llama.cpp's names; COPY keeps all types.",
+)]
+Output = Annotated[Path | None, typer.Option(
+    "--output", "-o", metavar="FILE", help="The new file, or a folder for it.",
+    show_default="beside the model, of a named model in this folder",
+)]
+QuantizeThreads = Annotated[int | None, typer.Option(
+    "--threads", "-t", metavar="N", min=1, help="Threads that compute.", show_default="physical cores",
+)]
+Imatrix = Annotated[Path | None, _quantising(
+    metavar="FILE", help="Importance matrix of llama-imatrix.", show_default="none",
+)]
+AllowRequantize = Annotated[bool, _quantising(
+    "--allow-requantize", help="Quantise tensors again that are quantised already; this loses more quality.",
+)]
+LeaveOutput = Annotated[bool, _quantising("--leave-output-tensor", help="Leave output.weight as it is.")]
+Pure = Annotated[bool, _quantising("--pure", help="Give all tensors the same type, in place of llama.cpp's mixture.")]
+OutputTensorType = Annotated[str | None, _quantising(
+    metavar="TYPE", help="Type of output.weight.", show_default="llama.cpp's choice",
+)]
+EmbeddingType = Annotated[str | None, _quantising(
+    "--token-embedding-type", metavar="TYPE", help="Type of the token embeddings.", show_default="llama.cpp's choice",
+)]
+TensorTypes = Annotated[list[str] | None, _quantising(
+    "--tensor-type", metavar="PATTERN=TYPE", help="Type of the tensors with names that match; may be repeated.",
+    show_default="llama.cpp's choice",
+)]
+KeepSplit = Annotated[bool, typer.Option("--keep-split", help="Write as many parts as the model has.")]
+DryQuantize = Annotated[bool, typer.Option("--dry-run", help="Show types and sizes, and write nothing.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace the new file if it exists.")]
+# fmt: on
+
+
+def quantize(
+    model: QuantizeModel,
+    quantisation: QuantizeType,
+    *,
+    output: Output = None,
+    threads: QuantizeThreads = None,
+    imatrix: Imatrix = None,
+    allow_requantize: AllowRequantize = False,
+    leave_output_tensor: LeaveOutput = False,
+    pure: Pure = False,
+    output_tensor_type: OutputTensorType = None,
+    token_embedding_type: EmbeddingType = None,
+    tensor_type: TensorTypes = None,
+    keep_split: KeepSplit = False,
+    dry_run: DryQuantize = False,
+    force: Force = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """Write a model file with its weights in a smaller type, such as Q4_K_M.
+
+    The new file gets its name when it is complete. Ctrl-C ends the command after the tensor that is being computed, and
+    leaves no file.
+    """
+    text = text_argument("MODEL", model)
+    folder = Path.cwd() if output is None and hub.is_reference(text) else None
+    pairs = [text_argument("--tensor-type", pair).rpartition("=") for pair in tensor_type or ()]
+    for pattern, equals, name in pairs:
+        if not (pattern and equals and name):
+            raise InvalidParams(
+                f"--tensor-type must be PATTERN=TYPE, such as ffn_down=Q6_K, not {pattern + equals + name!r}"
+            )
+
+    def work(stop: StopSignal) -> QuantizedModel:
+        from paceline.runtime import quantize
+
+        path = local_path(text, stop)
+        if verbose:
+            show_log(logging.DEBUG)
+        with progress_bar(f"Quantising {path.name}", not verbose and not dry_run) as progress:
+            return quantize(
+                path,
+                text_argument("TYPE", quantisation),
+                folder if output is None else output,
+                n_threads=threads,
+                imatrix=imatrix,
+                allow_requantize=allow_requantize,
+                leave_output_tensor=leave_output_tensor,
+                pure=pure,
+                output_tensor_type=output_tensor_type,
+                token_embedding_type=token_embedding_type,
+                tensor_types={pattern: name for pattern, _, name in pairs},
+                keep_split=keep_split,
+                dry_run=dry_run,
+                overwrite=force,
+                progress=progress,
+                cancel=stop.event,
+            )
+
+    made = run(work)
+    before = f"{_bytes(made.source_bytes)}, {made.source_bits_per_weight:.2f} bits per weight"
+    after = f"{_bytes(made.size_bytes)}, {made.bits_per_weight:.2f} bits per weight"
+    files = [("would write" if dry_run else "file", str(path)) for path in made.paths]
+    terminal.write_section(
+        made.quantisation, [("weights", _count(made.n_params)), ("before", before), ("after", after), *files]
+    )
+    terminal.write("\n")
+    rows = [
+        (name, str(use.num_tensors), _bytes(use.size_bytes), f"{use.size_bytes / made.size_bytes:.1%}")
+        for name, use in made.tensor_types.items()
+    ]
+    terminal.write_table(("TYPE", "TENSORS", "SIZE", "SHARE"), rows)
+    if made.refusal:
+        terminal.note(f"Without --dry-run this is refused: {made.refusal}")
 
 
 _MAX_SHOWN = 160
@@ -565,22 +683,14 @@ def _gib(number: int) -> str:
     return f"{number / 2**30:,.1f} GiB"
 
 
-# general.file_type: most of the tensors are of this type.
-# fmt: off
-_FILE_TYPES: dict[int | None, str] = {
-    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M",
-    13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS", 20: "IQ2_XS",
-    21: "Q2_K_S", 22: "IQ3_XS", 23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S",
-    29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4_MOE", 39: "NVFP4",
-    40: "Q1_0", 41: "Q2_0",
-}
-# fmt: on
 _DEFAULT_WINDOWS = {"gemma2": 4096, "llama4": 8192}  # llama.cpp knows their window where the file names none
 _IGNORED_WINDOWS = {"phi3"}  # the file may name one, and llama.cpp does not use it
 
 
 def model_facts(model: Model) -> dict[str, Any]:
     """Return the facts of a model, which may have been loaded with `vocab_only`; None for a fact that its file lacks."""
+    from paceline.runtime.quantisation import FILE_TYPES
+
     metadata = model.metadata
     architecture = metadata.get("general.architecture", "unknown")
 
@@ -595,7 +705,7 @@ def model_facts(model: Model) -> dict[str, Any]:
         "architecture": architecture,
         "size_bytes": model.size_bytes,
         "n_params": model.n_params,
-        "quantisation": _FILE_TYPES.get(_number(metadata.get("general.file_type"))),
+        "quantisation": FILE_TYPES.get(_number(metadata.get("general.file_type"))),
         "n_ctx_train": number("context_length"),
         "n_layer": None if layers is None else layers - (number("nextn_predict_layers") or 0),  # without draft heads
         "n_embd": number("embedding_length"),

@@ -342,9 +342,9 @@ def load(choice: ModelChoice, stop: StopSignal) -> LoadedModel:
 
     if choice.verbose:
         show_log(logging.DEBUG)
-    path = demo_model_path() if choice.model is None else _local_path(choice, stop)
+    path = demo_model_path() if choice.model is None else local_path(choice.model, stop)
     start = time.perf_counter()
-    with _progress_bar(f"Loading {path.name}", choice.show_progress and not choice.verbose) as progress:
+    with progress_bar(f"Loading {path.name}", choice.show_progress and not choice.verbose) as progress:
         model = Model.load(
             path,
             n_gpu_layers=choice.n_gpu_layers,
@@ -385,10 +385,11 @@ def shown_speed(tokens_per_s: float | None) -> str:
     return "" if tokens_per_s is None else f", {tokens_per_s:.{1 if tokens_per_s < 100 else 0}f} tok/s"
 
 
-def _local_path(choice: ModelChoice, stop: StopSignal) -> Path:
+def local_path(model: str, stop: StopSignal) -> Path:
+    """Return the file of a model, which is downloaded if it is given by name. Raises as `load`."""
     from paceline.hub import check_is_path, is_reference, local_model
 
-    text = text_argument("the model's path", str(choice.model))
+    text = text_argument("the model's path", model)
     if not is_reference(text):
         check_is_path(text)
         return validation.path("the model's path", text)
@@ -396,7 +397,7 @@ def _local_path(choice: ModelChoice, stop: StopSignal) -> Path:
 
 
 @contextmanager
-def _progress_bar(title: str, is_shown: bool) -> Iterator[Callable[[float], object] | None]:
+def progress_bar(title: str, is_shown: bool) -> Iterator[Callable[[float], object] | None]:
     """Show a transient bar on stderr; yield the function that sets its share of 1, or None without a bar."""
     if not is_shown or not terminal.is_terminal(sys.stderr):
         yield None

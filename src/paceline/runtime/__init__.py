@@ -21,6 +21,7 @@ from paceline.runtime.model import Adapter, MemoryClass, Model
 from paceline.runtime.native_core import BuildInfo, build_info, trim_heap
 from paceline.runtime.projector import MediaPart, MediaProjector, decoded_pixels, decoded_samples, num_samples
 from paceline.runtime.projector_file import ProjectorFacts, projector_facts
+from paceline.runtime.quantisation import QuantizedModel, TensorTypeUse, quantize
 from paceline.runtime.sampler import Sampler
 from paceline.runtime.sequence_state import CellState
 from paceline.runtime.step import MaskSlots, SamplerDraws, StepResult, StepRow, StepRowResult, TopLogprobs
@@ -46,11 +47,13 @@ __all__ = [
     "OperationTime",
     "Positions",
     "ProjectorFacts",
+    "QuantizedModel",
     "Sampler",
     "SamplerDraws",
     "StepResult",
     "StepRow",
     "StepRowResult",
+    "TensorTypeUse",
     "Tokenizer",
     "TopLogprobs",
     "available_memory",
@@ -67,6 +70,7 @@ __all__ = [
     "plan_projector",
     "projector_facts",
     "projector_weights",
+    "quantize",
     "total_memory",
     "trim_heap",
 ]

@@ -62,7 +62,7 @@ _NEED_SECTIONS: Final = ("paddleocr", "qwen2vl", "qwen3vl", "qwen3vlmoe", "qwen3
 # How many activations of the last token a layer's state has.
 _SHIFTED_TOKENS: Final = {"rwkv6": 2, "rwkv7": 2, "rwkv6qwen2": 1, "arwkv7": 1}
 # Tensor types that no weight can have: integers and doubles, and the formats of activations.
-_UNUSABLE: Final = {9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"}
+UNUSABLE_TYPES: Final = {9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"}
 _INTEGER_TENSORS: Final = (b"d2t", b"tid2eid")  # tables of token and expert ids, integers on purpose
 
 
@@ -434,10 +434,10 @@ def _check_needed(facts: _Facts, present: set[bytes]) -> None:
 
 def _check_tensors(name: str, tensors: Iterable[TensorInfo]) -> None:
     for tensor in tensors:
-        if tensor.type in _UNUSABLE and not any(part in tensor.name for part in _INTEGER_TENSORS):
+        if tensor.type in UNUSABLE_TYPES and not any(part in tensor.name for part in _INTEGER_TENSORS):
             text = tensor.name.decode("utf-8", "replace")
             raise ModelLoadError(
-                f"{name}: tensor {text} is stored as {_UNUSABLE[tensor.type]}, which weights cannot be"
+                f"{name}: tensor {text} is stored as {UNUSABLE_TYPES[tensor.type]}, which weights cannot be"
             )
         if tensor.type != _TYPE_F32 and _PLAIN.search(tensor.name):
             text = tensor.name.decode("utf-8", "replace")

@@ -173,7 +173,7 @@ class Model(Closeable):
             validation.boolean("vocab_only", vocab_only),
             validation.boolean("check_tensors", check_tensors),
             validation.boolean("use_extra_bufts", use_extra_bufts),
-            _progress_function(progress, cancel),
+            progress_function(progress, cancel),
             tensor_placements(tensor_overrides, cpu_moe=cpu_moe, n_cpu_moe=n_cpu_moe, n_cpu_ffn=n_cpu_ffn),
             validation.boolean("no_alloc", no_alloc),
             **({"draft_heads": True} if validation.boolean("draft_heads", draft_heads) else {}),
@@ -360,9 +360,10 @@ def _checked_override(key: str, value: Override) -> tuple[str, Override]:
     raise InvalidType(f"{name} must be a bool, an int, a float or a str, not {value!r}")
 
 
-def _progress_function(
+def progress_function(
     progress: Callable[[float], object] | None, cancel: threading.Event | None
 ) -> Callable[[float], bool] | None:
+    """Return a function that reports progress and returns whether to go on; None if there is nothing to call or to look at."""
     if progress is not None and not callable(progress):
         raise InvalidType(f"progress must be a function, not {progress!r:.80}")
     if cancel is not None and not callable(getattr(cancel, "is_set", None)):
