@@ -1,6 +1,7 @@
 #include "bindings.hpp"
 #include "error.hpp"
 #if PACELINE_OWN_MATMUL
+#include <cstring>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -66,10 +67,38 @@ matmul::SingleProduct product_of(const std::string & type_name, const Weights & 
             num_threads, num_times};
 }
 
+matmul::FileKey key_of(const nb::bytes & bytes) {
+    matmul::FileKey key;
+    require(bytes.size() == key.size(), "key: 32 bytes are needed");
+    std::memcpy(key.data(), bytes.data(), key.size());
+    return key;
+}
+
 } // namespace
 
 void bind_matmul(nb::module_ & m) {
     matmul::install();
+    nb::class_<matmul::PackedLoad>(m, "PackedLoad")
+        .def(
+            "__init__",
+            [](matmul::PackedLoad * load, const nb::bytes & path, const nb::bytes & key) {
+                new (load) matmul::PackedLoad(std::string(path.c_str(), path.size()), key_of(key));
+            },
+            nb::arg("path"), nb::arg("key"))
+        .def("begin", &matmul::PackedLoad::begin)
+        .def("end", &matmul::PackedLoad::end, nb::call_guard<Unlocked>())
+        .def_prop_ro("has_packed", &matmul::PackedLoad::has_packed)
+        .def_prop_ro("mapped_bytes", &matmul::PackedLoad::mapped_bytes)
+        .def_prop_ro("problem", [](const matmul::PackedLoad & load) { return as_text(load.problem()); })
+        .def("start_writing", &matmul::PackedLoad::start_writing)
+        .def("wait_until_written", [](const matmul::PackedLoad & load) {
+            std::string problem;
+            {
+                Unlocked unlocked;
+                problem = load.wait_until_written();
+            }
+            return as_text(problem);
+        });
     m.def("own_matmul", [] { return matmul::uses_ours() ? matmul::kernel_name() : std::string(); });
     m.def("own_matmul_kernels", &matmul::kernel_names);
     m.def("use_own_matmul", &matmul::use_ours, nb::arg("wanted"));

@@ -2,7 +2,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <condition_variable>
 #include <exception>
+#include <memory>
+#include <mutex>
+#include <new>
 #include <thread>
 #include <vector>
 
@@ -11,9 +15,11 @@
 #include "ggml-cpu.h"
 #include "traits.h"
 
+#include "../process.hpp"
 #include "kernel.hpp"
 #include "large_pages.hpp"
 #include "mapped_pages.hpp"
+#include "parallel.hpp"
 #include "product.hpp"
 
 namespace paceline::matmul {
@@ -118,68 +124,160 @@ size_t bytes_of(ggml_backend_buffer_type_t, const ggml_tensor * tensor) {
     return is_matrix ? packed_bytes(format, tensor->ne[1], tensor->ne[0]) * tensor->ne[2] * tensor->ne[3] : ggml_nbytes(tensor);
 }
 
-// Calls work(0) to work(count - 1), on several threads if there is much to do. If the system has no more threads, on fewer.
-template <typename Work> void in_parallel(int64_t count, size_t bytes, const Work & work) {
-    constexpr size_t bytes_per_thread = 2 << 20, most_threads = 16;
-    const size_t wanted = std::min({bytes / bytes_per_thread, most_threads, static_cast<size_t>(std::thread::hardware_concurrency())});
-    std::atomic<int64_t> next{0};
-    const auto take = [&] {
-        for (int64_t index = next++; index < count; index = next++) {
-            work(index);
-        }
-    };
-    std::vector<std::thread> threads;
-    try {
-        threads.reserve(wanted);
-        while (threads.size() + 1 < wanted) {
-            threads.emplace_back(take);
-        }
-    } catch (const std::exception &) { // of no threads or no memory for another thread: the running threads do the work
-    }
-    take();
-    for (std::thread & thread : threads) {
-        thread.join();
-    }
-}
+} // namespace
 
-void set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
+// The buffer of a model's packed weights: allocated, or the data of a file. Each buffer owns a share, and so does the thread
+// that writes the file.
+struct PackedMemory {
+    std::unique_ptr<ggml_backend_buffer, decltype(&ggml_backend_buffer_free)> allocated{nullptr, &ggml_backend_buffer_free};
+    std::unique_ptr<PackedFile> file; // if it is mapped
+    uint8_t * data = nullptr;
+    size_t size    = 0;
+    std::vector<PackedTensor> tensors;
+    size_t num_packed = 0; // tensors that the file did not have
+};
+
+namespace {
+
+thread_local PackedLoad * running_load = nullptr;
+
+PackedMemory & memory_of(ggml_backend_buffer_t buffer) { return **static_cast<std::shared_ptr<PackedMemory> *>(buffer->context); }
+
+void set_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
     GGML_ASSERT(offset == 0 && size == ggml_nbytes(tensor)); // as llama.cpp loads tensors with buffers outside of the host
     Format format;
     GGML_ASSERT(has_format(tensor->type, format));
     const size_t group_bytes = packed_bytes(format, group_rows, tensor->ne[0]);
     const int64_t num_groups = (tensor->ne[1] + group_rows - 1) / group_rows;
-    in_parallel(num_groups * tensor->ne[2], size, [&](int64_t index) {
-        const int64_t matrix = index / num_groups, group = index % num_groups;
-        const auto * rows    = static_cast<const uint8_t *>(data) + matrix * tensor->nb[2];
-        pack_group(format, rows, group * group_rows, tensor->ne[1], tensor->ne[0],
-                   static_cast<uint8_t *>(tensor->data) + static_cast<size_t>(index) * group_bytes);
-    });
+    PackedMemory & memory    = memory_of(buffer);
+    auto * packed            = static_cast<uint8_t *>(tensor->data);
+    const PackedTensor place(tensor, packed - memory.data);
+    memory.tensors.push_back(place);
+    if (!memory.file || !memory.file->has(place)) {
+        ++memory.num_packed;
+        if (memory.file && !memory.file->make_writable(place.offset, num_groups * tensor->ne[2] * group_bytes)) {
+            throw std::bad_alloc();
+        }
+        in_parallel(num_groups * tensor->ne[2], size, [&](int64_t index) {
+            const int64_t matrix = index / num_groups, group = index % num_groups;
+            const auto * rows    = static_cast<const uint8_t *>(data) + matrix * tensor->nb[2];
+            pack_group(format, rows, group * group_rows, tensor->ne[1], tensor->ne[0], packed + static_cast<size_t>(index) * group_bytes);
+        });
+    }
     release_mapped_pages(data, size); // else a process has its weights twice
 }
+
+void free_buffer(ggml_backend_buffer_t buffer) { delete static_cast<std::shared_ptr<PackedMemory> *>(buffer->context); }
+void * base_of(ggml_backend_buffer_t buffer) { return memory_of(buffer).data; }
+void clear(ggml_backend_buffer_t, uint8_t) {} // packed weights are constant, and a mapped file cannot be written
 
 const char * name_of(ggml_backend_buffer_type_t) { return "CPU_PACELINE"; }
 size_t alignment_of(ggml_backend_buffer_type_t) { return 64; }
 
-ggml_backend_buffer_t allocated(ggml_backend_buffer_type_t type, size_t size) {
-    ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size);
-    if (buffer) {
-        ask_for_large_pages(ggml_backend_buffer_get_base(buffer), size);
-        buffer->buft             = type;
-        buffer->iface.set_tensor = set_tensor;
-        buffer->iface.get_tensor = nullptr;
-        buffer->iface.cpy_tensor = nullptr;
+ggml_backend_buffer_t new_buffer(ggml_backend_buffer_type_t type, size_t size) {
+    auto memory  = std::make_shared<PackedMemory>();
+    memory->size = size;
+    if (running_load) {
+        memory->file = running_load->take_file(size);
     }
-    return buffer;
+    if (memory->file) {
+        memory->data = memory->file->data();
+    } else {
+        memory->allocated.reset(ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size));
+        if (!memory->allocated) {
+            return nullptr;
+        }
+        memory->data = static_cast<uint8_t *>(ggml_backend_buffer_get_base(memory->allocated.get()));
+        ask_for_large_pages(memory->data, size);
+    }
+    if (running_load) {
+        running_load->set_memory(memory);
+    }
+    constexpr ggml_backend_buffer_i interface = {free_buffer, base_of, nullptr, nullptr, set_tensor, nullptr, nullptr, nullptr, nullptr,
+                                                 clear,       nullptr};
+    return ggml_backend_buffer_init(type, interface, new std::shared_ptr<PackedMemory>(std::move(memory)), size);
 }
 
 ggml_backend_buffer_type_t our_type() {
     static PackedType packed;
     static ggml_backend_buffer_type type = {
-        {name_of, allocated, alignment_of, nullptr, bytes_of, nullptr}, nullptr, static_cast<ggml::cpu::extra_buffer_type *>(&packed)};
+        {name_of, new_buffer, alignment_of, nullptr, bytes_of, nullptr}, nullptr, static_cast<ggml::cpu::extra_buffer_type *>(&packed)};
     return &type;
 }
 
 } // namespace
+
+struct PackedLoad::Writing {
+    Home process; // a fork has no thread that writes
+    std::mutex mutex;
+    std::condition_variable has_ended;
+    bool is_running = false;
+    std::string problem;
+};
+
+PackedLoad::PackedLoad(std::string path, const FileKey & key)
+    : path_(std::move(path)), key_(key), file_(PackedFile::open(path_, key_, problem_)), writing_(std::make_shared<Writing>()) {}
+
+PackedLoad::~PackedLoad() { end(); }
+
+void PackedLoad::begin() noexcept { running_load = this; }
+
+void PackedLoad::end() noexcept {
+    if (running_load == this) {
+        running_load = nullptr;
+    }
+    file_.reset();
+}
+
+std::unique_ptr<PackedFile> PackedLoad::take_file(size_t size) {
+    if (file_ && (file_->size() != size || !file_->is_intact())) {
+        problem_ = file_->size() == size ? "it is damaged" : "it has other tensors";
+        file_.reset();
+    }
+    return std::move(file_);
+}
+
+void PackedLoad::set_memory(const std::shared_ptr<PackedMemory> & memory) { memory_ = memory; }
+
+bool PackedLoad::has_packed() const {
+    const std::shared_ptr<PackedMemory> memory = memory_.lock();
+    return memory && memory->num_packed > 0;
+}
+
+size_t PackedLoad::mapped_bytes() const {
+    const std::shared_ptr<PackedMemory> memory = memory_.lock();
+    return memory && memory->file ? memory->size : 0;
+}
+
+void PackedLoad::start_writing() {
+    std::shared_ptr<PackedMemory> memory = memory_.lock();
+    if (!memory) {
+        return;
+    }
+    writing_->is_running = true;
+    try {
+        std::thread([path = path_, key = key_, writing = writing_, memory = std::move(memory)]() mutable {
+            std::string problem = write_packed_file(path, key, memory->data, memory->size, memory->tensors);
+            memory.reset();
+            const std::lock_guard lock(writing->mutex);
+            writing->problem    = std::move(problem);
+            writing->is_running = false;
+            writing->has_ended.notify_all();
+        }).detach();
+    } catch (const std::exception &) {
+        writing_->is_running = false;
+        writing_->problem    = "there is no thread to write it";
+    }
+}
+
+std::string PackedLoad::wait_until_written() const {
+    if (!writing_->process.here()) {
+        return "";
+    }
+    std::unique_lock lock(writing_->mutex);
+    writing_->has_ended.wait(lock, [&] { return !writing_->is_running; });
+    return writing_->problem;
+}
 
 void install() {
     ggml_backend_dev_t device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);

@@ -307,6 +307,7 @@ class ModelKeywords(TypedDict, total=False):
     load_mode: Literal["auto", "none", "mmap", "mlock", "mmap_mlock", "direct_io"] | None
     check_tensors: bool | None
     use_extra_bufts: bool | None
+    packed_cache: str | os.PathLike[str] | None
     kv_overrides: Mapping[str, bool | Int | Float | str] | None
     tensor_overrides: Mapping[str, str] | None
     cpu_moe: bool | None

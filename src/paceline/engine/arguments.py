@@ -178,6 +178,7 @@ _MODEL_NAMES = frozenset(
         "load_mode",
         "check_tensors",
         "use_extra_bufts",
+        "packed_cache",
         "kv_overrides",
         "tensor_overrides",
         "cpu_moe",

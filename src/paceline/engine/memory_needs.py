@@ -63,7 +63,7 @@ _log = logging.getLogger("paceline.engine")
 _TIMEOUT_S: Final = 120.0
 _CACHE_SHARE: Final = 0.25  # of the free memory: most that the cells of one sequence take if n_ctx is left open
 _SMALL_SHARE: Final = 0.5  # of the free memory: a model that surely takes less is loaded without a plan
-_OBJECTS: Final = ("progress", "cancel")  # options of a load that stay in this process
+_UNPLANNED: Final = ("progress", "cancel", "packed_cache")  # options of a load that a plan does not need
 _PLACING: Final = ("n_gpu_layers", "tensor_overrides", "cpu_moe", "n_cpu_moe", "n_cpu_ffn", "tensor_split")
 _PROJECTOR_BUFFERS: Final = 4 << 30  # an upper bound, except for projectors of images of any size, which are planned
 _BYTES_OF_ACTIVATIONS: Final = 256  # for each value of a hidden state, an upper bound
@@ -281,7 +281,7 @@ def _question(model: ModelPath, arguments: EngineArguments) -> MemoryQuestion:
     has_gpus, draft, heads = bool(_used(gpus, arguments.model)), arguments.draft, draft_heads_of(config.speculation)
     return MemoryQuestion(
         paths=_named(model),
-        model={name: value for name, value in arguments.model.items() if name not in _OBJECTS},
+        model={name: value for name, value in arguments.model.items() if name not in _UNPLANNED},
         context=options,
         n_ctx=n_ctx,
         num_slots=config.num_slots,

@@ -7,9 +7,14 @@ if selected.
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -18,7 +23,10 @@ import numpy.typing as npt
 from paceline import _native
 from paceline.errors import InvalidParams, Unsupported
 from paceline.runtime.attention import check_numbers, checked_array
+from paceline.runtime.gguf_file import file_fingerprint
 from paceline.runtime.native_core import build_info
+
+_log = logging.getLogger("paceline.engine")
 
 VARIABLE = "PACELINE_CPU_MATMUL"
 TYPES = ("q8_0", "q4_0", "q5_0", "q4_1", "q5_1", "iq4_nl", "iq4_xs", "mxfp4", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K")
@@ -75,6 +83,68 @@ def _select(name: str, wanted: str) -> None:
 
 
 _ALL_KERNELS = ("avx512_vnni", "avx2", "neon_i8mm", "neon_dotprod")
+
+
+class PackedCache:
+    """The file with the packed weights of one model, for one load.
+
+    The file belongs to the model's files, as long as they are unchanged, and to the options of the load. It is used if all of its
+    checksums are right; otherwise the weights are packed, and the file is written anew on a thread after the load. A file that
+    cannot be read or written is logged and changes nothing else.
+    """
+
+    def __init__(self, folder: Path, sources: Sequence[Path], *options: object) -> None:
+        """Open the file, if there is one, and start to verify it.
+
+        Args:
+            folder: The folder of the file, which is made if it is missing.
+            sources: The model's files.
+            options: Options of the load that change its weights or their places.
+        """
+        self._sources = sources
+        self._options = repr(options)
+        absolute = "\0".join([*(str(path.absolute()) for path in sources), self._options])
+        name = hashlib.blake2b(absolute.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+        self._path = folder / f"{sources[0].stem}-{name}.packed"
+        self._key = self._identity()
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            _log.warning(
+                "packed weights are not kept: the folder %s cannot be made: %s", folder, error.strerror or error
+            )
+        self._load = _native.PackedLoad(os.fsencode(self._path), self._key)
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Use the file for the weights that this thread loads meanwhile, and write it afterwards if weights were packed."""
+        self._load.begin()
+        try:
+            yield
+        finally:
+            self._load.end()
+        if self._load.mapped_bytes:
+            _log.info("packed weights are mapped from %s (%d MiB)", self._path, self._load.mapped_bytes >> 20)
+        if self._load.problem:
+            _log.warning("packed weights in %s are not used: %s", self._path, self._load.problem)
+        if self._load.has_packed and self._identity() == self._key:
+            self._load.start_writing()
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether the weights are mapped from the file."""
+        return self._load.mapped_bytes > 0
+
+    def finish(self) -> None:
+        """Wait until the file is written, and log a problem; once."""
+        if problem := self._load.wait_until_written():
+            _log.warning("packed weights were not written to %s: %s", self._path, problem)
+
+    def _identity(self) -> bytes:
+        """Return 32 bytes that change with the model's files and the options. Raises `OSError`."""
+        stamps = [(found.st_size, found.st_mtime_ns, found.st_ctime_ns) for found in map(Path.stat, self._sources)]
+        content = file_fingerprint(self._sources, self._options)
+        return hashlib.blake2b(content + repr(stamps).encode(), digest_size=32).digest()
 
 
 def quantise(type_name: str, values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:

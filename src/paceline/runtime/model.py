@@ -6,6 +6,7 @@ import copy
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +17,7 @@ from paceline import _native, validation
 from paceline.errors import AdapterError, Closed, InvalidParams, InvalidType, ModelLoadError
 from paceline.runtime.gguf_check import Override, check_adapter, check_gguf, files_beside
 from paceline.runtime.gguf_file import content_fingerprint, file_fingerprint
-from paceline.runtime.matmul import use_kernel_of_environment
+from paceline.runtime.matmul import PackedCache, use_kernel_of_environment
 from paceline.runtime.native_core import Closeable, SharedOwners, native_fact
 from paceline.runtime.tokenizer import Tokenizer
 
@@ -102,6 +103,7 @@ class Model(Closeable):
         self._native: _native.Model | None = native
         self.paths = paths
         self.owners = SharedOwners()
+        self._packed_cache: PackedCache | None = None
         self._modalities = frozenset({"text"})
         self._overrides = {key: _as_text(value) for key, value in (overrides or {}).items()}
         facts = (f"{key}={value}" for key, value in sorted(self._overrides.items()))
@@ -123,6 +125,7 @@ class Model(Closeable):
         vocab_only: bool = False,
         check_tensors: bool = False,
         use_extra_bufts: bool = True,
+        packed_cache: str | os.PathLike[str] | None = None,
         kv_overrides: Mapping[str, bool | int | float | str] | None = None,
         tensor_overrides: Mapping[str, str] | None = None,
         cpu_moe: bool = False,
@@ -143,6 +146,8 @@ class Model(Closeable):
         check_tensors: checks the weights for invalid values while loading.
         use_extra_bufts: packs weights on a CPU for faster products if there is a kernel for them (see `runtime.matmul`);
         packed weights are no longer mapped from the file. False keeps all weights as in the file.
+        packed_cache: a folder for packed weights. The first load writes them there, and later loads of the same file with the
+        same options map them: nothing is packed, and processes share the memory.
         kv_overrides: metadata that replaces or adds to the file's own.
         tensor_overrides: patterns of tensor names (regular expressions of ECMAScript, searched in names like
         "blk.3.ffn_up_exps.weight") with the type of buffer for each, like {"_exps": "CPU"}; the first match counts.
@@ -161,24 +166,34 @@ class Model(Closeable):
             raise InvalidType(f"kv_overrides must be a mapping, not {type(kv_overrides).__name__}")
         overrides = [_checked_override(key, value) for key, value in (kv_overrides or {}).items()]
         paths = _checked_paths(path, dict(overrides), needs_weights=not validation.boolean("vocab_only", vocab_only))
-        native = _native.Model.load(
-            [str(part) for part in paths],
-            None if devices is None else [validation.text("devices", name) for name in _listed("devices", devices)],
-            None if n_gpu_layers is None else validation.integer("n_gpu_layers", n_gpu_layers, -1, 2**31 - 1),
-            _SPLIT_MODES[validation.choice("split_mode", split_mode, _SPLIT_MODES)],
-            _LOAD_MODES[validation.choice("load_mode", load_mode, _LOAD_MODES)],
-            validation.integer("main_gpu", main_gpu, 0, 2**31 - 1),
-            _checked_shares(tensor_split),
-            overrides,
-            validation.boolean("vocab_only", vocab_only),
-            validation.boolean("check_tensors", check_tensors),
-            validation.boolean("use_extra_bufts", use_extra_bufts),
-            progress_function(progress, cancel),
-            tensor_placements(tensor_overrides, cpu_moe=cpu_moe, n_cpu_moe=n_cpu_moe, n_cpu_ffn=n_cpu_ffn),
-            validation.boolean("no_alloc", no_alloc),
-            **({"draft_heads": True} if validation.boolean("draft_heads", draft_heads) else {}),
-        )
-        return cls(native, paths, dict(overrides))
+        placements = tensor_placements(tensor_overrides, cpu_moe=cpu_moe, n_cpu_moe=n_cpu_moe, n_cpu_ffn=n_cpu_ffn)
+        folder = None if packed_cache is None else validation.path("packed_cache", packed_cache)
+        packs = validation.boolean("use_extra_bufts", use_extra_bufts) and not vocab_only and not no_alloc
+        cache = None
+        if folder is not None and packs and _native.own_matmul():
+            files = files_beside(paths[0]) if len(paths) == 1 else paths
+            cache = PackedCache(folder, files, overrides, n_gpu_layers, devices, tensor_split, placements, draft_heads)
+        with nullcontext() if cache is None else cache.loading():
+            native = _native.Model.load(
+                [str(part) for part in paths],
+                None if devices is None else [validation.text("devices", name) for name in _listed("devices", devices)],
+                None if n_gpu_layers is None else validation.integer("n_gpu_layers", n_gpu_layers, -1, 2**31 - 1),
+                _SPLIT_MODES[validation.choice("split_mode", split_mode, _SPLIT_MODES)],
+                _LOAD_MODES[validation.choice("load_mode", load_mode, _LOAD_MODES)],
+                validation.integer("main_gpu", main_gpu, 0, 2**31 - 1),
+                _checked_shares(tensor_split),
+                overrides,
+                vocab_only,
+                validation.boolean("check_tensors", check_tensors),
+                use_extra_bufts,
+                progress_function(progress, cancel),
+                placements,
+                validation.boolean("no_alloc", no_alloc),
+                **({"draft_heads": True} if validation.boolean("draft_heads", draft_heads) else {}),
+            )
+        model = cls(native, paths, dict(overrides))
+        model._packed_cache = cache
+        return model
 
     @property
     def native(self) -> _native.Model:
@@ -286,12 +301,22 @@ class Model(Closeable):
         return MappingProxyType(({"default": self.metadata[prefix]} if prefix in self.metadata else {}) | found)
 
     @property
+    def is_packed_cache_used(self) -> bool:
+        """Whether the packed weights are mapped from a file of `packed_cache`, which an earlier load wrote."""
+        return self._packed_cache is not None and self._packed_cache.is_mapped
+
+    @property
     def fingerprint(self) -> bytes:
         """16 bytes that identify the model: a hash of samples of the files and of overrides, not of every weight."""
         return self._fingerprint
 
     def close(self) -> None:
-        """Release this object's share of the model; idempotent. Objects made from it keep working."""
+        """Release this object's share of the model; idempotent. Objects made from it keep working.
+
+        Waits until a file of `packed_cache` is written.
+        """
+        if self._native is not None and self._packed_cache is not None:
+            self._packed_cache.finish()
         self._native = None
         self.__dict__.pop("tokenizer", None)  # holds a share as well
 

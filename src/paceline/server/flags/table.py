@@ -586,6 +586,8 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
                 "Let the GPU compute large batches with weights that lie in host memory.", off="--no-op-offload", default="on"),
         _switch("--repack", Store("engine.use_extra_bufts"), "Repack weights where a processor computes faster with "
                 "another layout.", arg="REPACK", off="-nr --no-repack", default="on"),
+        Flag("--packed-cache", "FOLDER", read.path, Store("engine.packed_cache"), "Write repacked weights into this folder, and "
+             "map them at later starts instead of repacking them.", default="none", ours=True),
         _switch("--mlock", Store("engine.load_mode", setters.mlock), "Keep the weights from being swapped out: --load-mode "
                 "mmap+mlock, or mlock beside --no-mmap.", default="off", ours=True),
         _switch("--mmap", Store("engine.load_mode", setters.mmap), "Map the file: --load-mode mmap, or none for --no-mmap; "

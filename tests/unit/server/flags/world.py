@@ -235,6 +235,7 @@ EXAMPLES: dict[str, tuple[list[str], dict[str, Any]]] = {  # what is given, and 
     "--kv-offload": ([], {"engine.offload_kqv": True}),
     "--op-offload": ([], {"engine.op_offload": True}),
     "--repack": ([], {"engine.use_extra_bufts": True}),
+    "--packed-cache": (["packed"], {"engine.packed_cache": Path("packed")}),
     "--predict": (["7"], {"sampling.max_tokens": 7}),
     "--temp": (["0.3"], {"sampling.temperature": 0.3}),
     "--top-k": (["5"], {"sampling.top_k": 5}),
