@@ -29,6 +29,8 @@ def main() -> None:
 
 def _serve(args: list[str]) -> NoReturn:
     """Run the server without Typer and the other commands: their import takes as long as all other work before a load."""
+    # NumPy's BLAS computes nothing here, and its threads spin for 50 ms after the import, on processors that the load needs.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if _loads_in_a_worker(args):
         from paceline.engine.spare_workers import SPARE_WORKERS
 

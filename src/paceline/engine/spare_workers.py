@@ -51,7 +51,12 @@ class LaunchedWorker:
                 stdin=subprocess.DEVNULL,
                 stderr=write_end,
                 pass_fds=(theirs.fileno(), self.box.fileno()),
-                env={**os.environ, "GGML_NO_BACKTRACE": "1", "PYTHONPATH": os.pathsep.join(path)},
+                env={
+                    "OPENBLAS_NUM_THREADS": "1",
+                    **os.environ,
+                    "GGML_NO_BACKTRACE": "1",
+                    "PYTHONPATH": os.pathsep.join(path),
+                },
             )
         except BaseException:
             self._close()

@@ -16,9 +16,8 @@ import logging
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
-from typing import Any, Final, Literal, NoReturn
-
-import httpx
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
 from paceline import validation
 from paceline.chat.conversation import OmittedAttachment
@@ -27,6 +26,9 @@ from paceline.media import MAX_SECONDS, Attachment, Audio, Image, audio_format, 
 from paceline.media.source_bytes import decoded_base64, without_breaks
 from paceline.server.api_errors import ApiException, invalid_request
 from paceline.server.in_flight import ByteReservation
+
+if TYPE_CHECKING:
+    import httpx  # late: it takes a tenth of a server's imports, and most servers fetch nothing
 
 _FORMATS: Final = {
     "image/png": "png",
@@ -309,6 +311,8 @@ class MediaFetcher:
         self._transport = transport
         self._at_once = asyncio.Semaphore(_MAX_AT_ONCE)
         self._tls: ssl.SSLContext | None = None
+        if domains:  # not during the first request
+            import httpx  # noqa: F401
 
     async def fetch_all(self, urls: Collection[str], reservation: ByteReservation | None = None) -> Fetched:
         """Return the file or the error of each URL. reservation: grows by the bytes of the files."""
@@ -321,6 +325,8 @@ class MediaFetcher:
 
     async def _client(self) -> httpx.AsyncClient:
         """Return a client that ignores settings of the environment and keeps no connection for another host."""
+        import httpx
+
         transport = self._transport
         if transport is None:
             if self._tls is None:
@@ -333,6 +339,8 @@ class MediaFetcher:
     async def _fetch(
         self, client: httpx.AsyncClient, url: str, budget: _ByteCount, at_once: asyncio.Semaphore
     ) -> bytes | PacelineError:
+        import httpx
+
         whole = asyncio.timeout(REQUEST_TIMEOUT_S)
         try:
             async with whole, at_once, self._at_once, asyncio.timeout(TIMEOUT_S):
@@ -353,6 +361,8 @@ class MediaFetcher:
             return InvalidParams(f"the URL could not be fetched: {type(error).__name__}")
 
     async def _followed(self, client: httpx.AsyncClient, text: str, budget: _ByteCount) -> bytes:
+        import httpx
+
         url = httpx.URL(text)
         for _ in range(MAX_REDIRECTS + 1):
             address = await self._checked_address(url)
@@ -404,7 +414,7 @@ class _ByteCount:
 
 
 async def _body_of(response: httpx.Response, budget: _ByteCount) -> bytes:
-    if response.status_code != httpx.codes.OK:
+    if response.status_code != HTTPStatus.OK:
         raise InvalidParams(f"the URL could not be fetched: status {response.status_code}")
     if response.headers.get("content-encoding", "identity").lower() != "identity":
         raise InvalidParams("the URL could not be fetched: its response is compressed")
