@@ -24,6 +24,7 @@ PAGES = (
     "guide/memory.md",
     "guide/metrics_and_traces.md",
     "guide/prefix_caching.md",
+    "guide/quantize.md",
     "guide/sampling.md",
     "guide/several_models.md",
     "guide/speculation.md",
