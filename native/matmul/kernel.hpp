@@ -22,8 +22,9 @@ struct Kernel {
     // Quantises columns [first, end) (multiples of 32) of a row into its place in a tile of so many rows.
     void (*quantise)(const float * row, int64_t first, int64_t end, Format format, uint8_t * tile, int num_tokens, int place);
 
-    // outs[place][i] = product of row i of the group (i < num_rows) and the row of a tile at that place.
-    void (*multiply)(Format format, const uint8_t * group, int64_t num_columns, const uint8_t * tile, int num_tokens,
+    // outs[place][i] = product of row i of the group (i < num_rows) and the row of a tile at that place. is_cached: whether this
+    // thread multiplied with the group just before; else the group, and memory after it, is prefetched.
+    void (*multiply)(Format format, const uint8_t * group, int64_t num_columns, bool is_cached, const uint8_t * tile, int num_tokens,
                      float * const * outs, int num_rows);
 
     // For measurements of the machine: reads memory, and does at least so many multiplications in registers, returning the number.

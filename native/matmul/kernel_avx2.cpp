@@ -15,7 +15,7 @@ struct Avx2 {
     using I = __m256i;
     static constexpr int lanes = 8, tokens = 4;
     template <int num_tokens> static constexpr bool reads_in_order = num_tokens == 1; // 8 streams took 1.08 times as long in order
-    static constexpr bool needs_prefetch(Format format) { return format != Format::q8_0; }
+    template <int num_tokens> static constexpr bool needs_prefetch(Format format) { return num_tokens > 1 || format != Format::q8_0; }
     static constexpr int vectors(int tokens) { return tokens == 1 ? 4 : 2; } // the capacity of 16 registers
     static constexpr int next_tokens(int left) { return left == 5 || left == 6 ? 3 : left < 4 ? left : 4; }
 

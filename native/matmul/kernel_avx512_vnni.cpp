@@ -15,7 +15,7 @@ struct Avx512Vnni {
     using I = __m512i;
     static constexpr int lanes = 16, tokens = 8;
     template <int> static constexpr bool reads_in_order = true;
-    static constexpr bool needs_prefetch(Format format) { return format != Format::q8_0 && format != Format::q5_0; }
+    template <int> static constexpr bool needs_prefetch(Format format) { return format != Format::q8_0 && format != Format::q5_0; }
     static constexpr int vectors(int) { return 2; }
     static constexpr int next_tokens(int left) { return left; }
 

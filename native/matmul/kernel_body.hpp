@@ -4,7 +4,7 @@
 //
 // Isa has:  lanes, F (floats), I (int32 lanes or bytes), Codes (weights prepared for `dot`), tokens (of a register tile)
 //           reads_in_order<num_tokens>: whether the chunks of codes of 8 bits are read in the order of memory, or two apart
-//           needs_prefetch(format): whether one row of activations needs more than the processor's own prefetch
+//           needs_prefetch<tokens>(format): whether so many rows of activations need more than the processor's own prefetch
 //           load, store, broadcast ..., and Dot<bits>: sums of products of codes of that many bits. If it has order_codes,
 //           both chunks of a pair are multiplied at once: Dot has join, add_pair, separate and add_four.
 // Every output is one sum over blocks in their order, with the same operations for any other outputs.
@@ -83,8 +83,9 @@ KERNEL_INLINE void add_both(typename Dot::Sum (&sums)[vectors][tokens], const ty
     }
 }
 
-// One row of activations waits for memory. Every line is prefetched, lines with scales too: a few with each pair, since many at once
-// are more misses than a core has open. Which formats are better left to the processor's own prefetch was measured (ADR 0056).
+// The first rows of activations that a group is multiplied with wait for memory. Every line is prefetched, lines with scales too: a few
+// with each pair, since many at once are more misses than a core has open. Which formats are better left to the processor's own
+// prefetch was measured (ADR 0056).
 constexpr int prefetched_bytes = 6144;
 
 template <typename L> KERNEL_INLINE void prefetch(const uint8_t * superblock, int block, int pair) {
@@ -99,7 +100,7 @@ template <typename L> KERNEL_INLINE void prefetch(const uint8_t * superblock, in
 
 // Sums of `tokens` rows of a tile, for `vectors` vectors of rows of the group from row `first_row` on.
 template <typename Isa, Format format, int vectors, int tokens>
-void multiply_part(const uint8_t * group, int64_t num_blocks, const uint8_t * tile, int num_tokens, int place,
+void multiply_part(const uint8_t * group, int64_t num_blocks, bool is_cached, const uint8_t * tile, int num_tokens, int place,
                    float * const * outs, int first_row, int num_rows) {
     using L      = Layout<Isa, format>;
     using Codes  = typename L::template Codes<tokens>;
@@ -132,8 +133,8 @@ void multiply_part(const uint8_t * group, int64_t num_blocks, const uint8_t * ti
                 }
 #pragma GCC unroll 4
                 for (int pair = half * half_pairs; pair < (half + 1) * half_pairs; ++pair) {
-                    if constexpr (tokens == 1 && Isa::needs_prefetch(format)) {
-                        if (first_row == 0) { // for other rows the group was read just before
+                    if constexpr (Isa::template needs_prefetch<tokens>(format)) {
+                        if (!is_cached) {
                             prefetch<L>(group, b, pair);
                         }
                     }
@@ -186,17 +187,17 @@ void multiply_part(const uint8_t * group, int64_t num_blocks, const uint8_t * ti
 }
 
 template <typename Isa, Format format, int tokens>
-void multiply_rows(const uint8_t * group, int64_t num_blocks, const uint8_t * tile, int num_tokens, int place,
+void multiply_rows(const uint8_t * group, int64_t num_blocks, bool is_cached, const uint8_t * tile, int num_tokens, int place,
                    float * const * outs, int num_rows) {
     constexpr int vectors = Isa::vectors(tokens);
     for (int row = 0; row < num_rows; row += vectors * Isa::lanes) {
-        multiply_part<Isa, format, vectors, tokens>(group, num_blocks, tile, num_tokens, place, outs, row, num_rows);
+        multiply_part<Isa, format, vectors, tokens>(group, num_blocks, is_cached || row > 0, tile, num_tokens, place, outs, row, num_rows);
     }
 }
 
 template <typename Isa, Format format>
-void multiply_tile(const uint8_t * group, int64_t num_columns, const uint8_t * tile, int num_tokens, float * const * outs,
-                   int num_rows) {
+void multiply_tile(const uint8_t * group, int64_t num_columns, bool is_cached, const uint8_t * tile, int num_tokens,
+                   float * const * outs, int num_rows) {
     const int64_t num_blocks = num_columns / (Layout<Isa, format>::blocks * block_columns);
     for (int place = 0; place < num_tokens;) {
         const int count = Isa::next_tokens(num_tokens - place);
@@ -204,7 +205,7 @@ void multiply_tile(const uint8_t * group, int64_t num_columns, const uint8_t * t
 #define KERNEL_CASE(n) \
     case n: \
         if constexpr (n <= Isa::tokens) { \
-            multiply_rows<Isa, format, n>(group, num_blocks, tile, num_tokens, place, outs, num_rows); \
+            multiply_rows<Isa, format, n>(group, num_blocks, is_cached || place > 0, tile, num_tokens, place, outs, num_rows); \
         } \
         break;
             KERNEL_CASE(1)
@@ -222,11 +223,11 @@ void multiply_tile(const uint8_t * group, int64_t num_columns, const uint8_t * t
 }
 
 template <typename Isa>
-void multiply(Format format, const uint8_t * group, int64_t num_columns, const uint8_t * tile, int num_tokens,
+void multiply(Format format, const uint8_t * group, int64_t num_columns, bool is_cached, const uint8_t * tile, int num_tokens,
               float * const * outs, int num_rows) {
     switch (format) {
 #define KERNEL_CASE(f) \
-    case Format::f: return multiply_tile<Isa, Format::f>(group, num_columns, tile, num_tokens, outs, num_rows);
+    case Format::f: return multiply_tile<Isa, Format::f>(group, num_columns, is_cached, tile, num_tokens, outs, num_rows);
         KERNEL_CASE(q8_0)
         KERNEL_CASE(q4_0)
         KERNEL_CASE(q5_0)

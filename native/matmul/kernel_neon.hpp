@@ -36,7 +36,7 @@ struct Neon {
     using I = int32x4_t;
     static constexpr int lanes = 4, tokens = 8;
     template <int> static constexpr bool reads_in_order = false; // i8mm takes chunks apart, and nothing of this was timed
-    static constexpr bool needs_prefetch(Format) { return true; }
+    template <int> static constexpr bool needs_prefetch(Format) { return true; }
     static constexpr int vectors(int tokens) { return tokens <= 4 ? 4 : 2; } // the capacity of 32 registers
     static constexpr int next_tokens(int left) { return left; }
 

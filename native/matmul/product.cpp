@@ -157,11 +157,11 @@ class Product {
     void multiply_item(int64_t matrix, const MatrixItems & items, int64_t item) const {
         const int64_t group = item / items.num_ranges, first = item % items.num_ranges * items.range;
         for (int64_t tile = first; tile < std::min(first + items.range, items.num_tiles); ++tile) {
-            multiply_tile(matrix, group, tile);
+            multiply_tile(matrix, group, tile, tile > first);
         }
     }
 
-    void multiply_tile(int64_t matrix, int64_t group, int64_t tile) const {
+    void multiply_tile(int64_t matrix, int64_t group, int64_t tile, bool is_cached) const {
         const int64_t group_bytes = packed_bytes(format_, group_rows, num_columns_), matrix_bytes = packed_bytes(format_, num_rows_, num_columns_);
         const auto * weights      = static_cast<const uint8_t *>(weights_->data) + matrix * matrix_bytes + group * group_bytes;
         const int num_tokens      = tokens_of(matrix, tile);
@@ -169,7 +169,7 @@ class Product {
         for (int place = 0; place < num_tokens; ++place) {
             outs[place] = rows_[rows_.start_of(matrix) + tile * tile_tokens + place].to + group * group_rows;
         }
-        kernel_.multiply(format_, weights, num_columns_, tile_at(matrix, tile), num_tokens, outs,
+        kernel_.multiply(format_, weights, num_columns_, is_cached, tile_at(matrix, tile), num_tokens, outs,
                          static_cast<int>(std::min<int64_t>(group_rows, num_rows_ - group * group_rows)));
     }
 

@@ -64,7 +64,7 @@ std::vector<float> product(const Kernel & kernel, const Case & one, int64_t firs
             for (int place = 0; place < num_tokens; ++place) {
                 outs[place] = outputs.data() + (begin + place) * one.num_rows + row;
             }
-            kernel.multiply(one.format, packed.data() + row / group_rows * group_bytes, one.num_columns, tile.data(), num_tokens, outs,
+            kernel.multiply(one.format, packed.data() + row / group_rows * group_bytes, one.num_columns, false, tile.data(), num_tokens, outs,
                             static_cast<int>(std::min<int64_t>(group_rows, one.num_rows - row)));
         }
     }
