@@ -96,6 +96,9 @@ class TickCostModel:
 
     n_ubatch: tokens of a ubatch. quantile: share of the ticks that should take no longer than expected; a higher share is more
     careful with the time between two tokens, a lower one computes prompts sooner.
+
+    Attributes:
+        idle_cell_s: Seconds that a cell of no sequence of the pass adds to each row, as measured by a calibration; else 0.
     """
 
     def __init__(self, *, n_ubatch: int = 512, quantile: float = 0.9) -> None:
@@ -108,6 +111,7 @@ class TickCostModel:
         self._recent: list[float] = []  # logarithms of the last ratios
         self._speed = 1.0  # of the machine: expected seconds as a multiple of the first expectation
         self._num_observed = 0
+        self.idle_cell_s = 0.0
         for num_tokens, num_outputs in ((1, 1), (8, 8), (8, 0), (64, 1), (512, 1)):
             features = self._features(num_tokens, 1000, num_outputs)
             mean = self._mean(features)

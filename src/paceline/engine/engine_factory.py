@@ -77,36 +77,48 @@ _ROWS: Final = (1, 8)  # of decoding passes
 _SIZES: Final = (8, 32, 64, 128, 512)  # of pieces of a prompt, timed after them
 _START_S: Final = 0.1  # of passes before the engine is ready
 _WHOLE_S: Final = 0.5
+_NUM_COPIES: Final = 8  # of a prompt's cells, which lie idle beside decoding passes
+_NUM_REPEATS: Final = 3  # of a pass beside idle cells and without them; the shortest counts
+_LEAST_SLOWDOWN: Final = 0.1  # by idle cells; less may be chance
 
 
 class Calibration:
     """Timed passes of growing size on an empty context: first tokens of several sequences with logits, then pieces of a prompt.
 
-    The first pass warms up and does not count. `begin` makes the short passes, `step` makes one more pass while the engine is
+    The first pass warms up and does not count. At last comes a decoding pass beside idle cells: copies of the last prompt's
+    cells, which cost a copy each and no pass. `begin` makes the short passes, `step` makes one more pass while the engine is
     idle, and `end` hands over the times before anything else uses the context.
     """
 
     def __init__(
-        self, context: Context, model: Model, num_slots: int, learn: Callable[[Sequence[MeasuredPass]], None]
+        self, context: Context, model: Model, num_slots: int, learn: Callable[[Sequence[MeasuredPass], float], None]
     ) -> None:
-        """num_slots: most sequences of a pass. learn: called once with the measured passes."""
+        """num_slots: most sequences of a pass. learn: called once with the measured passes and `TickCostModel.idle_cell_s`."""
         self._context, self._learn = context, learn
         self._passes = _passes(context, model, num_slots)
         self._measured: list[MeasuredPass] = []
         self._spent_s, self._last_s, self._last_size = 0.0, 0.0, 1
+        self._decoding, self._decode_s = self._passes[len(self._passes) - len(_SIZES) - 1], 0.0
+        self._has_idle_pass = context.memory_class is MemoryClass.ATTENTION
+        self._idle_cell_s = 0.0
 
     def begin(self) -> None:
         """Warm up, which reads the weights, and time the short passes. Raises the errors of a pass."""
         self._time()
-        while self._fits(_START_S):
+        while self._passes and self._fits(_START_S):
             self._measure()
+        if self._fits(_START_S):
+            self.step()
 
     def step(self) -> bool:
         """Time a pass; return False if none is left, or if the next pass would take too long."""
         if self._measured and not self._fits(_WHOLE_S):  # the time of a pass on a cold machine says nothing
             return False
         try:
-            self._measure()
+            if self._passes:
+                self._measure()
+            else:
+                self._measure_idle_cells()
         except Aborted:  # the engine is being closed
             return False
         except Exception as error:  # noqa: BLE001 - without it the cost model learns from ticks
@@ -120,29 +132,60 @@ class Calibration:
         if not self._measured:
             return
         try:
-            self._learn(self._measured)
+            self._learn(self._measured, self._idle_cell_s)
         except Exception:  # noqa: BLE001 - the cost model learns from ticks
             _log.warning("what the passes of a calibration took cannot be learned", exc_info=True)
 
     def _fits(self, budget_s: float) -> bool:
         """Return whether the next pass ends within a budget, judging by the last pass."""
         if not self._passes:
-            return False
+            needed_s = self._last_s + 2 * _NUM_REPEATS * self._decode_s
+            return self._has_idle_pass and self._spent_s + needed_s <= budget_s
         return self._spent_s + self._last_s * _num_tokens(self._passes[0]) / self._last_size <= budget_s
 
     def _measure(self) -> None:
-        num_outputs = sum(len(row.samplers) for row in self._passes[0])
+        rows = self._passes[0]
         self._time()
         self._spent_s += self._last_s
+        if rows is self._decoding:
+            self._decode_s = self._last_s
+        num_outputs = sum(len(row.samplers) for row in rows)
         self._measured.append(MeasuredPass(self._last_size, self._last_size, self._last_s, num_outputs))
 
     def _time(self) -> None:
         rows = self._passes.pop(0)
+        self._last_s, self._last_size = self._seconds(rows), _num_tokens(rows)
+
+    def _measure_idle_cells(self) -> None:
+        self._has_idle_pass = False
+        context, num_rows = self._context, len(self._decoding)
+        scratch, num_cells = context.n_seq_max - 1, min(_SIZES[-1], context.n_batch, context.max_positions)
+        seq_ids = range(num_rows, min(scratch, num_rows + _NUM_COPIES, num_rows + context.n_ctx // (2 * num_cells)))
+        if not seq_ids:
+            return
+        num_idle = len(seq_ids) * num_cells
+        start = time.perf_counter()
+        try:
+            context.step([StepRow(seq_id=seq_ids[0], position=0, token_ids=[0] * num_cells)])
+            state = context.save_cells(seq_ids[0], 0, num_cells, scratch_seq_id=scratch)
+            for seq_id in seq_ids[1:]:
+                context.load_cells(seq_id, state, 0, num_cells, scratch_seq_id=scratch)
+            beside_s = min([self._seconds(self._decoding) for _ in range(_NUM_REPEATS)])
+        finally:
+            for seq_id in seq_ids:
+                context.remove(seq_id)
+        alone_s = min([self._decode_s, *[self._seconds(self._decoding) for _ in range(_NUM_REPEATS)]])
+        if beside_s - alone_s > _LEAST_SLOWDOWN * alone_s:
+            self._idle_cell_s = (beside_s - alone_s) / (num_rows * num_idle)
+        self._spent_s += time.perf_counter() - start
+
+    def _seconds(self, rows: list[StepRow]) -> float:
         start = time.perf_counter()
         self._context.step(rows)
-        self._last_s, self._last_size = time.perf_counter() - start, _num_tokens(rows)
+        seconds = time.perf_counter() - start
         for row in rows:
             self._context.remove(row.seq_id)
+        return seconds
 
 
 def _num_tokens(rows: list[StepRow]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -151,6 +152,7 @@ class KVCache:
         assert sequence.seq_id is not None  # noqa: S101 - it had a row
         sequence.num_computed_tokens += num_tokens
         self._cells.extend(sequence.seq_id, num_tokens)
+        self._offloader.num_rows += 1
 
     def may_truncate(self, sequence: CacheSequence, num_tokens: int) -> bool:
         """Return whether a running sequence shares none of its cells after the first num_tokens."""
@@ -245,7 +247,12 @@ class KVCache:
         max_tokens = self._transfers.idle_tokens(is_generating=is_generating)
         if self._offloader.prefixes:
             self._offloader.offload_idle(
-                self._idle_limit(), self._budget.seq_ids, max_tokens, self._budget.ticks_left, now_s
+                self._idle_limit(),
+                self._max_idle_rows(),
+                self._budget.seq_ids,
+                max_tokens,
+                self._budget.ticks_left,
+                now_s,
             )
         if self._exporter.exports:
             max_saved = self._transfers.pressure_tokens(is_generating=is_generating)
@@ -261,13 +268,29 @@ class KVCache:
 
     def _idle_limit(self) -> int:
         """Return the number of cells that may be idle: few if saving is cheap and host memory is large enough."""
+        if self._has_place() and self._transfers.is_saving_cheap(self._token_s):
+            return _MIN_IDLE_CELLS
+        return self._max_idle_cells
+
+    def _max_idle_rows(self) -> float:
+        """Return the rows after which idle cells have cost the time of loading them, or of computing them if they would be lost.
+
+        Infinite if the cost of an idle cell is unknown. Saving does not count: a prefix is saved once in any case, at the latest
+        when memory is full.
+        """
+        idle_cell_s = self._cost.idle_cell_s
+        if not idle_cell_s:
+            return math.inf
+        is_kept = self._has_place() and not self._transfers.is_failing
+        return (self._transfers.load_seconds(1) if is_kept else self._token_s) / idle_cell_s
+
+    def _has_place(self) -> bool:
+        """Return whether host memory has room for all cells in use, or is so large that it may evict blocks for them."""
         has_place = self._host.num_bytes + self.num_cells * self._transfers.token_bytes <= self._limits.host_bytes
         if self._limits.num_cells is not None:
             device_bytes = self._limits.num_cells * self._transfers.token_bytes
             has_place |= _MANY_TIMES * device_bytes <= self._limits.host_bytes
-        if has_place and self._limits.host_bytes and self._transfers.is_saving_cheap(self._token_s):
-            return _MIN_IDLE_CELLS
-        return self._max_idle_cells
+        return has_place and self._limits.host_bytes > 0
 
     def update_idle_limit(self) -> None:
         """Read the cost of a token from the cost model, and set the idle cells that cost a lone stream 2 % of its speed."""

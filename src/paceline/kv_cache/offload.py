@@ -59,6 +59,10 @@ _GAIN = 0.3
 class ComputeCost(Protocol):
     """The cost of computing, to be weighed against transfers."""
 
+    @property
+    def idle_cell_s(self) -> float:
+        """Seconds that an idle cell adds to each row of a pass; 0 if that was not measured, or is too little to measure."""
+
     def seconds(self, num_tokens: int, num_cells: int) -> float:
         """Return the expected time of a pass over `num_tokens` tokens while `num_cells` cells are in use."""
 
@@ -113,6 +117,7 @@ class TransferCost:
     Attributes:
         state_bytes: Size of the last saved state.
         token_bytes: Size of a token in the last saved cells.
+        is_failing: Whether a save of the last tick with saves failed.
     """
 
     def __init__(self, itl_target_s: float) -> None:
@@ -120,13 +125,13 @@ class TransferCost:
         self._saving, self._loading, self._saving_states = TransferRate(), TransferRate(), TransferRate()
         self.state_bytes = 0
         self.token_bytes = 0.0
-        self._is_failing = False  # the last saves had no memory
+        self.is_failing = False
 
     def observe(self, operations: Sequence[Operation], output: TransferOutput) -> None:
         """Learn from a tick's transfers."""
         self._saving.observe(sum(save.end - save.start for save, _ in output.saved), output.saving_s)
         if num_saves := sum(isinstance(operation, Save) for operation in operations):
-            self._is_failing = len(output.saved) < num_saves
+            self.is_failing = len(output.saved) < num_saves
         self._loading.observe(_num_loaded(operations), output.loading_s)
         if output.saved:
             save, data = output.saved[-1]
@@ -145,6 +150,10 @@ class TransferCost:
         """Return the expected time to save as many states; 0 before the first."""
         return self._saving_states.seconds(num_states)
 
+    def load_seconds(self, num_tokens: int) -> float:
+        """Return the expected time to load as many tokens; 0 before the first load."""
+        return self._loading.seconds(num_tokens)
+
     def round_trip_seconds(self, num_tokens: int) -> float:
         """Return the expected time to save as many tokens and to load them again."""
         return self._saving.seconds(num_tokens) + self._loading.seconds(num_tokens)
@@ -154,7 +163,7 @@ class TransferCost:
 
         True before the first saves; False if the last saves failed.
         """
-        return not self._is_failing and self._saving.usual_token_s <= _CHEAP_SHARE * token_s
+        return not self.is_failing and self._saving.usual_token_s <= _CHEAP_SHARE * token_s
 
     def idle_tokens(self, *, is_generating: bool) -> int:
         """Return how many tokens of idle prefixes may be saved in a tick."""
@@ -228,11 +237,13 @@ class CachedPrefix(RangeSaver):
     Attributes:
         node: Its end in the radix tree.
         tried_tick: The last tick in which a part of it was saved.
+        used_row: Value of `Offloader.num_rows` when the prefix was last used.
     """
 
     num_computed_tokens: int
     node: Node
     tried_tick: int = 0
+    used_row: int = 0
 
 
 class Eviction(Enum):
@@ -249,12 +260,13 @@ class Offloader:
     Attributes:
         prefixes: The cached prefixes, least recently used first; read-only.
         tick: The owner counts it up; limits of saving under pressure are per tick.
+        num_rows: Rows of passes so far. The owner counts it up; it is the clock by which prefixes grow old.
     """
 
     def __init__(self, cells: DeviceCells, tree: RadixTree, telemetry: CacheTelemetry, *, has_host: bool) -> None:
         self._cells, self._tree, self._telemetry, self._has_host = cells, tree, telemetry, has_host
         self.prefixes: OrderedDict[CachedPrefix, None] = OrderedDict()
-        self.tick = 0
+        self.tick = self.num_rows = 0
         self._offloading: CachedPrefix | None = None
         self._tokens_left = 0  # that may still be saved under pressure in `_pressure_tick`
         self._pressure_tick = -1
@@ -277,11 +289,12 @@ class Offloader:
     def add(self, prefix: CachedPrefix) -> None:
         """Cache a prefix, as most recently used."""
         self._tree.add_owner(prefix, prefix.node)
-        self.prefixes[prefix] = None
+        self.prefixes[prefix], prefix.used_row = None, self.num_rows
 
     def touch(self, prefix: CachedPrefix) -> None:
         """Mark a prefix as most recently used."""
         self.prefixes.move_to_end(prefix)
+        prefix.used_row = self.num_rows
         if self._offloading is prefix:
             self._offloading = None
 
@@ -337,20 +350,27 @@ class Offloader:
     # ---- offload
 
     def offload_idle(
-        self, max_idle_cells: int, running: list[int], max_tokens: int, ticks_left: float, now_s: float
+        self,
+        max_idle_cells: int,
+        max_idle_rows: float,
+        running: list[int],
+        max_tokens: int,
+        ticks_left: float,
+        now_s: float,
     ) -> None:
         """Save the least recently used prefixes, at most max_tokens together, and drop each in the tick after its last part.
 
-        A prefix is due if idle cells exceed max_idle_cells. The first prefix is also due if saving it, max_tokens in a
-        tick, would take longer than the ticks_left until memory is full.
+        A prefix is due if idle cells exceed max_idle_cells, or if more than max_idle_rows were computed since its last use. The
+        first prefix is also due if saving it, max_tokens in a tick, would take longer than the ticks_left until memory is full.
         """
         if self._part_saved_tick == self.tick or (first := self._offloading or self._least_recent()) is None:
             return
         num_excess, being_saved = self._num_idle(running) - max_idle_cells, set[Node]()
-        if not (self._offloading or num_excess > 0 or self._takes_longer(first, max_tokens, ticks_left)):
-            return
         for prefix in (first, *(prefix for prefix in self.prefixes if prefix is not first)):
-            if prefix is not first and (num_excess <= 0 or max_tokens < _MIN_TRANSFER_TOKENS):
+            is_due = num_excess > 0 or self.num_rows - prefix.used_row > max_idle_rows
+            if prefix is first:
+                is_due = is_due or self._offloading is first or self._takes_longer(first, max_tokens, ticks_left)
+            if not is_due or (prefix is not first and max_tokens < _MIN_TRANSFER_TOKENS):
                 return
             num_excess -= self._cells.num_own(prefix.seq_id)
             missing = {node for node in prefix.node.path() if node.block is None}

@@ -117,9 +117,10 @@ class Scheduler:
         self._interval_changed: set[int] = set()
         self.is_idle = True
 
-    def calibrate(self, passes: Iterable[MeasuredPass]) -> None:
-        """Learn from passes that were measured before the first request."""
+    def calibrate(self, passes: Iterable[MeasuredPass], idle_cell_s: float = 0.0) -> None:
+        """Learn from passes that were measured before the first request; idle_cell_s: see `TickCostModel`."""
         kept = list(passes)
+        self.cost_model.idle_cell_s = idle_cell_s
         self.cost_model.calibrate(kept)
         for num_tokens, num_cells, seconds, num_outputs in kept:
             if num_outputs == num_tokens:

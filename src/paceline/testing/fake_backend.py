@@ -29,6 +29,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
+from heapq import heappop, heappush
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
 Kind = Literal["attention", "sliding_window", "hybrid", "recurrent", "compressed"]
 
 _STATE_BYTES = 128  # of recurrent layers, whatever the number of tokens
+_ATTENDED = 256  # cells that llama.cpp's attention reads at a time
 
 _MASK = 2**64 - 1
 
@@ -155,13 +157,19 @@ class FakeMemory:
     def __init__(self, num_cells: int, num_seq_ids: int, kind: Kind, window: int, rollback: int = 0) -> None:
         self.num_cells, self.kind, self.window, self.rollback = num_cells, kind, window, rollback
         self._sequences = [FakeSequence() for _ in range(num_seq_ids)]
-        self._free = list(range(num_cells - 1, -1, -1))
+        self._free = list(range(num_cells))  # a heap
         self._num_owners = [0] * num_cells
 
     @property
     def num_used(self) -> int:
         """Cells that hold a token."""
         return self.num_cells - len(self._free)
+
+    @property
+    def num_attended(self) -> int:
+        """Cells that attention reads: whole blocks of 256, up to the highest cell in use."""
+        highest = next((cell for cell in range(self.num_cells - 1, -1, -1) if self._num_owners[cell]), -1)
+        return min(self.num_cells, (highest // _ATTENDED + 1) * _ATTENDED)
 
     @property
     def num_seq_ids(self) -> int:
@@ -372,7 +380,7 @@ class FakeMemory:
         for cell in cells:
             self._num_owners[cell] -= 1
             if not self._num_owners[cell]:
-                self._free.append(cell)
+                heappush(self._free, cell)
 
     def _sequence(self, seq_id: int) -> FakeSequence:
         if not 0 <= seq_id < len(self._sequences):
@@ -380,7 +388,7 @@ class FakeMemory:
         return self._sequences[seq_id]
 
     def _take_cell(self) -> int:
-        cell = self._free.pop()
+        cell = heappop(self._free)  # the lowest, as llama.cpp does
         self._num_owners[cell] = 1
         return cell
 
@@ -410,13 +418,18 @@ class ManualClock:
 class FakeCost:
     """The time of a pass on the manual clock: base_s + token_s for each of its tokens.
 
-    saved_token_s: for each token whose cells are saved; saved_state_s: for each state.
+    Attributes:
+        cell_s: For each row of a pass and each cell up to the highest cell in use, as attention on a GPU reads them.
+        saved_token_s: For each token whose cells are saved; loaded_token_s: for each that is loaded.
+        saved_state_s: For each saved state.
     """
 
     base_s: float = 0.01
     token_s: float = 0.001
     saved_token_s: float = 0.0
     saved_state_s: float = 0.0
+    cell_s: float = 0.0
+    loaded_token_s: float = 0.0
 
 
 class FakeSampler:
@@ -649,6 +662,8 @@ class FakeBackend:
 
     def load(self, seq_id: int, data: FakeState, start: int, end: int) -> None:
         """Append saved tokens."""
+        if self._clock is not None:
+            self._clock.advance(self._cost.loaded_token_s * (end - start))
         self.memory.load(seq_id, data, start, end)
 
     def cut(self, data: FakeState, start: int, end: int) -> FakeState:
@@ -689,7 +704,10 @@ class FakeBackend:
             if row.kind is RowKind.WHOLE_EMBEDDINGS and len(row.token_ids) != row.item.num_cells:  # type: ignore[union-attr]
                 raise InvalidParams(f"{len(row.token_ids)} of {row.item.num_cells} cells")  # type: ignore[union-attr]
         self.memory.needs(sum(len(row.token_ids) for row in rows))
-        return [self._compute(row, lora) for row in rows]
+        outputs = [self._compute(row, lora) for row in rows]
+        if self._clock is not None and self._cost.cell_s:
+            self._clock.advance(self._cost.cell_s * len(rows) * self.memory.num_attended)
+        return outputs
 
     def embed(self, texts: list[list[int]], pooling: str | None) -> list[Any]:
         """Return three numbers for each text, or with "none" for each token; they depend on tokens and pooling."""

@@ -86,6 +86,19 @@ class Rig(World):
                 assert outcome.token_ids(choice) == other.token_ids(choice)
 
 
+class KnownCost:
+    """A tick of 10 ms, and so much for each cell that a token attends to. idle_cell_s: as a calibration measures it."""
+
+    def __init__(self, per_cell_s: float, idle_cell_s: float = 0.0) -> None:
+        self.per_cell_s, self.idle_cell_s = per_cell_s, idle_cell_s
+
+    def seconds(self, num_tokens: int, num_cells: int, num_outputs: int = 1) -> float:
+        return 0.01 + num_tokens * num_cells * self.per_cell_s
+
+    def observe(self, num_tokens: int, num_cells: int, seconds: float, num_outputs: int = 1) -> None:
+        """It knows."""
+
+
 def text(length: int, seed: int = 0) -> list[int]:
     """Tokens that begin like no others of another seed."""
     return [(seed * 31 + 7 * place * place + place) % 250 for place in range(length)]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.engine_world import Outcome
-from tests.unit.kv_cache.prefix_rig import TOKEN_BYTES, Rig, operations_of, slow_saves, text
+from tests.unit.kv_cache.prefix_rig import TOKEN_BYTES, KnownCost, Rig, operations_of, slow_saves, text
 
 from paceline.kv_cache import KVCache, Save
 from paceline.kv_cache.offload import BLOCK_TOKENS as _PIECE
@@ -37,19 +37,6 @@ def test_idle_prefixes_are_offloaded_in_pieces(monkeypatch: pytest.MonkeyPatch) 
     assert world.computed(again) == 1
     world.check_output_as_alone(again, runner)
     world.check_done()
-
-
-class KnownCost:
-    """A tick of 10 ms, and so much for each cell that a token attends to."""
-
-    def __init__(self, per_cell_s: float) -> None:
-        self.per_cell_s = per_cell_s
-
-    def seconds(self, num_tokens: int, num_cells: int, num_outputs: int = 1) -> float:
-        return 0.01 + num_tokens * num_cells * self.per_cell_s
-
-    def observe(self, num_tokens: int, num_cells: int, seconds: float, num_outputs: int = 1) -> None:
-        """It knows."""
 
 
 class OneStream:

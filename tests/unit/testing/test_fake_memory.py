@@ -134,6 +134,22 @@ def test_misuse_is_refused() -> None:
     assert one.num_used == 3
 
 
+def test_the_lowest_free_cells_are_taken_and_attention_reads_blocks_up_to_the_highest() -> None:
+    """As in llama.cpp: cells above the highest cell in use cost nothing, and free cells below it do."""
+    one = memory(num_cells=1000)
+    assert one.num_attended == 0
+    one.append(0, 0, [1] * 300)
+    one.append(1, 0, [1] * 300)
+    assert one.num_attended == 768
+    one.remove(0)
+    one.append(2, 0, [1] * 10)
+    assert one.num_attended == 768, "the second sequence is where it was"
+    one.remove(1)
+    assert one.num_attended == 256
+    one.append(3, 0, [1] * 990)
+    assert one.num_attended == 1000
+
+
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 4)), max_size=40))
 def test_num_owners_add_up_whatever_is_done(steps: list[tuple[int, int, int]]) -> None:
     """Used cells are cells that some sequence id names, each held as often as it is named."""

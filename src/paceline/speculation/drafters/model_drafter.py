@@ -409,6 +409,7 @@ class _IdleCost:
     """A cost model that allows a fixed share of the cells to be idle."""
 
     def __init__(self, num_cells: int) -> None:
+        self.idle_cell_s = 0.0  # not measured
         self._per_cell_s = 0.1 / (_IDLE_SHARE * num_cells)  # `KVCache.update_idle_limit` finds the share again
 
     def seconds(self, num_tokens: int, num_cells: int) -> float:  # noqa: ARG002 - see the class
