@@ -151,7 +151,7 @@ class TickCostModel:
     def calibrate(self, passes: Iterable[MeasuredPass]) -> None:
         """Learn from measured passes, which count as much as eight ticks each; later ticks correct them."""
         kept = list(passes)
-        for _ in range(_ROUNDS):
+        for _ in range(_ROUNDS if len(kept) > 2 else 1):  # the first passes may be slow, beside the rest of the start
             for measured in kept:
                 self.observe(*measured)
         for _ in range(_SETTLING):

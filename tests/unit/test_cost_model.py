@@ -154,6 +154,17 @@ def test_a_calibration_leaves_a_margin() -> None:
     assert pace.state().num_observed == 40
 
 
+def test_a_slow_first_pass_is_soon_forgotten() -> None:
+    """After a start pass of 100 ms, four passes of a machine that is five times faster correct the expectation of a prompt."""
+    pace = TickCostModel()
+    pace.calibrate([MeasuredPass(1, 1, 0.1, 1)])
+    assert pace.seconds(128, 128) > 2.5
+    pace.observe(24, 24, 0.138)
+    for num_cells in (25, 26, 27):
+        pace.observe(1, num_cells, 0.022)
+    assert pace.seconds(128, 128) < 1.2
+
+
 def test_nothing_observed_means_a_slow_machine() -> None:
     """Before the first tick, a second goes by with fewer than 64 tokens, and the beginning of a stream gets its least share."""
     pace = TickCostModel()

@@ -353,7 +353,7 @@ class Scheduler:
             self._relieve_pressure(now_s)
 
     def _learn(self, plan: StepPlan, output: PlanOutput) -> None:
-        """Learn costs and lost time from a pass; of passes that only decode, every eighth is enough for the cost model."""
+        """Learn costs and lost time from a pass; of passes that only decode, the cost model learns the first and every eighth."""
         self._lost_time.observe(output.step_s, plan.lost_s)
         num_drafts = sum([result.num_verified for result in output.rows])
         num_left_out = sum([row.num_drafts for row in plan.rows]) - num_drafts
@@ -361,7 +361,7 @@ class Scheduler:
         pass_s = output.step_s - max([result.waited_s for result in output.rows])
         if not plan.lora and num_tokens == len(plan.rows) + num_drafts and all(row.draws for row in plan.rows):
             self._decode_cost.observe(num_tokens, plan.num_cells + num_tokens, pass_s)
-        if num_tokens > len(plan.rows) or self._tick % _LEARN_EVERY == 0:
+        if num_tokens > len(plan.rows) or self._tick < _LEARN_EVERY or self._tick % _LEARN_EVERY == 0:
             num_outputs = sum([row.num_outputs for row in plan.rows]) - num_left_out
             self.cost_model.observe(num_tokens, plan.num_cells + num_tokens, pass_s, num_outputs)
             self.kv_cache.update_idle_limit()
