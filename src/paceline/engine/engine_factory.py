@@ -80,6 +80,7 @@ _WHOLE_S: Final = 0.5
 _NUM_COPIES: Final = 8  # of a prompt's cells, which lie idle beside decoding passes
 _NUM_REPEATS: Final = 3  # of a pass beside idle cells and without them; the shortest counts
 _LEAST_SLOWDOWN: Final = 0.1  # by idle cells; less may be chance
+_LEAST_DECODE_S: Final = 0.001  # of a decoding pass; a shorter pass of a tiny model says nothing, and needs no help
 
 
 class Calibration:
@@ -175,7 +176,7 @@ class Calibration:
             for seq_id in seq_ids:
                 context.remove(seq_id)
         alone_s = min([self._decode_s, *[self._seconds(self._decoding) for _ in range(_NUM_REPEATS)]])
-        if beside_s - alone_s > _LEAST_SLOWDOWN * alone_s:
+        if alone_s >= _LEAST_DECODE_S and beside_s - alone_s > _LEAST_SLOWDOWN * alone_s:
             self._idle_cell_s = (beside_s - alone_s) / (num_rows * num_idle)
         self._spent_s += time.perf_counter() - start
 

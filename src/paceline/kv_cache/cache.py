@@ -275,14 +275,14 @@ class KVCache:
     def _max_idle_rows(self) -> float:
         """Return the rows after which idle cells have cost the time of loading them, or of computing them if they would be lost.
 
-        Infinite if the cost of an idle cell is unknown. Saving does not count: a prefix is saved once in any case, at the latest
-        when memory is full.
+        Before the first save, computing is the price. Infinite if the cost of an idle cell is unknown. Saving does not count: a
+        prefix is saved once in any case, at the latest when memory is full.
         """
         idle_cell_s = self._cost.idle_cell_s
         if not idle_cell_s:
             return math.inf
         is_kept = self._has_place() and not self._transfers.is_failing
-        return (self._transfers.load_seconds(1) if is_kept else self._token_s) / idle_cell_s
+        return ((self._transfers.load_seconds(1) if is_kept else 0.0) or self._token_s) / idle_cell_s
 
     def _has_place(self) -> bool:
         """Return whether host memory has room for all cells in use, or is so large that it may evict blocks for them."""

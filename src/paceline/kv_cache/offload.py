@@ -151,8 +151,8 @@ class TransferCost:
         return self._saving_states.seconds(num_states)
 
     def load_seconds(self, num_tokens: int) -> float:
-        """Return the expected time to load as many tokens; 0 before the first load."""
-        return self._loading.seconds(num_tokens)
+        """Return the expected time to load as many tokens: that of saving them before the first load, 0 before the first save."""
+        return self._loading.seconds(num_tokens) or self._saving.seconds(num_tokens)
 
     def round_trip_seconds(self, num_tokens: int) -> float:
         """Return the expected time to save as many tokens and to load them again."""
