@@ -26,11 +26,19 @@ import numpy.typing as npt
 
 from benchmarks.model import half_billion, half_billion_of
 from paceline import Context, Model
-from paceline.runtime.matmul import TYPES, MachinePeaks, SingleProduct, kernel, machine_peaks, quantise, use_kernel
+from paceline.runtime.matmul import (
+    FLOATS,
+    TYPES,
+    MachinePeaks,
+    SingleProduct,
+    kernel,
+    machine_peaks,
+    quantise,
+    use_kernel,
+)
 
 SHAPES = ("896x4864", "4864x896", "896x896", "896x128", "896x151936", "4096x4096")  # columns x rows of the weights
 ROWS = (1, 2, 4, 7, 8, 16, 32, 128, 512)
-FLOATS = ("f16", "bf16")
 BLOCKS_OF_256 = ("q2_K", "q3_K", "q4_K", "q5_K", "q6_K", "iq4_xs")
 _SECONDS_A_TURN = 0.05
 _DISTINCT_ROWS = 256  # of the weights; more repeat them, since quantising takes longer than all products
@@ -162,7 +170,7 @@ def main() -> None:
     """Run the parts that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=["peaks", "product", "model", "all"], default="all")
-    parser.add_argument("--types", default=",".join(TYPES))
+    parser.add_argument("--types", default=",".join(TYPES + FLOATS))
     parser.add_argument("--shapes", default=",".join(SHAPES))
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))
     parser.add_argument("--kernel", default="paceline", help="of paceline's kernels, the one that is compared")

@@ -42,10 +42,10 @@ const std::vector<const Kernel *> & kernels() {
 
 std::atomic<const Kernel *> current{nullptr};
 #if defined(__x86_64__)
-constexpr bool kernels_share_layouts = true;
+constexpr bool kernels_share_layouts = true, kernels_multiply_floats = true;
 std::atomic<bool> ours{true};
 #else
-constexpr bool kernels_share_layouts = false;
+constexpr bool kernels_share_layouts = false, kernels_multiply_floats = false;
 std::atomic<bool> ours{false}; // exact on ARM as well, but not timed there: llama.cpp's are taken unless ours are asked for
 #endif
 
@@ -60,6 +60,9 @@ bool can_multiply(const ggml_tensor * node) {
     Format format;
     const ggml_tensor *weights = node->src[0], *x = node->src[1];
     if (weights->view_src || !has_format(weights->type, format) || weights->ne[0] % info_of(format).columns != 0 || weights->ne[3] != 1) {
+        return false;
+    }
+    if (is_float(format) && !kernels_multiply_floats) {
         return false;
     }
     if (weights->ne[2] != 1 && node->op != GGML_OP_MUL_MAT_ID) {

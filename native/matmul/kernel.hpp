@@ -14,7 +14,9 @@ inline constexpr int tile_tokens = 8; // rows of activations in a tile, at most
 // n x 32 codes, n scales (float), and twice n sums of codes: of the first and of the second 16 columns times minus the
 // weights' code_offset (int32), or if weights have a minimum times the scale (float).
 // If a block of weights has one scale, the first sum is of all 32 columns.
-inline constexpr int tile_block_bytes(int num_tokens) { return num_tokens * (block_columns + 12); }
+// For weights in floats, activations are words, codes of 16 bits, and a block has no sums.
+inline constexpr int codes_bytes(Format format) { return is_float(format) ? 2 * block_columns : block_columns; }
+inline constexpr int tile_block_bytes(Format format, int num_tokens) { return num_tokens * (codes_bytes(format) + (is_float(format) ? 4 : 12)); }
 
 struct Kernel {
     const char * name;

@@ -16,7 +16,9 @@ struct Avx2 {
     static constexpr int lanes = 8, tokens = 4;
     template <int num_tokens> static constexpr bool reads_in_order = num_tokens == 1; // 8 streams took 1.08 times as long in order
     template <int num_tokens> static constexpr bool needs_prefetch(Format format) { return num_tokens > 1 || format != Format::q8_0; }
-    static constexpr int vectors(int tokens) { return tokens == 1 ? 4 : 2; } // the capacity of 16 registers
+    static constexpr int vectors(Format format, int tokens) { // the capacity of 16 registers
+        return tokens == 1 || (tokens == 2 && is_float(format)) ? 4 : 2;
+    }
     static constexpr int next_tokens(int left) { return left == 5 || left == 6 ? 3 : left < 4 ? left : 4; }
 
     static KERNEL_INLINE I load(const uint8_t * from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from)); }
@@ -40,6 +42,9 @@ struct Avx2 {
     static KERNEL_INLINE F from_exponents(const uint8_t * from) { // 2^(e - 128); 0 if no normal float is that small
         const I one = _mm256_set1_epi32(1), exponents = _mm256_cvtepu8_epi32(eight_bytes(from));
         return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_sub_epi32(_mm256_max_epi32(exponents, one), one), 23));
+    }
+    static KERNEL_INLINE F from_powers(const uint8_t * from) { // 2^(e - 127); infinity of 255
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu8_epi32(eight_bytes(from)), 23));
     }
     static KERNEL_INLINE F multiply_add(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
     static KERNEL_INLINE F subtract_product(F a, F b, F c) { return _mm256_fnmadd_ps(a, b, c); }
@@ -83,6 +88,15 @@ struct Avx2 {
         }
     };
 
+    template <typename Any> struct Dot<16, Any> { // signed words, summed in pairs
+        using Sum     = I;
+        using Operand = I;
+        static KERNEL_INLINE void begin(Sum & sum, I start) { sum = start; }
+        static KERNEL_INLINE Operand operand(I codes) { return codes; }
+        static KERNEL_INLINE void add(Sum & sum, Operand weights, I activations) { sum = kept(_mm256_add_epi32(sum, _mm256_madd_epi16(weights, activations))); }
+        static KERNEL_INLINE I total(Sum sum) { return sum; }
+    };
+
     // Codes of 8 bits would overflow: their values without 128 are taken by magnitude, and the sign goes to the activation.
     template <typename Any> struct Dot<8, Any> {
         using Sum = I;
@@ -117,6 +131,23 @@ struct Avx2 {
         const __m128i halves = _mm_add_epi32(_mm256_castsi256_si128(numbers), _mm256_extracti128_si256(numbers, 1));
         const __m128i pairs  = _mm_add_epi32(halves, _mm_shuffle_epi32(halves, 0x4e));
         return static_cast<uint32_t>(_mm_cvtsi128_si32(_mm_add_epi32(pairs, _mm_shuffle_epi32(pairs, 0xb1))));
+    }
+
+    static KERNEL_INLINE float quantise_words(const float * from, uint8_t * to) {
+        const F sign = _mm256_set1_ps(-0.0f);
+        I largest    = I{};
+        for (int i = 0; i < 4; ++i) {
+            largest = _mm256_max_epi32(largest, _mm256_castps_si256(_mm256_andnot_ps(sign, _mm256_loadu_ps(from + 8 * i))));
+        }
+        const Unit unit = power_of_two_of(largest_of(largest));
+        const F inverse = _mm256_set1_ps(unit.inverse);
+        for (int i = 0; i < 2; ++i) {
+            const I low  = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(from + 16 * i), inverse));
+            const I high = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(from + 16 * i + 8), inverse));
+            // Packing works on halves of registers.
+            _mm256_storeu_si256(reinterpret_cast<__m256i *>(to + 32 * i), _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), 0xd8));
+        }
+        return unit.value;
     }
 
     static KERNEL_INLINE float quantise_block(const float * from, uint8_t * to, uint32_t * sums) {

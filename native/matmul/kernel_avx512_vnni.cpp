@@ -15,8 +15,10 @@ struct Avx512Vnni {
     using I = __m512i;
     static constexpr int lanes = 16, tokens = 8;
     template <int> static constexpr bool reads_in_order = true;
-    template <int> static constexpr bool needs_prefetch(Format format) { return format != Format::q8_0 && format != Format::q5_0; }
-    static constexpr int vectors(int) { return 2; }
+    template <int> static constexpr bool needs_prefetch(Format format) {
+        return format != Format::q8_0 && format != Format::q5_0 && !is_float(format);
+    }
+    static constexpr int vectors(Format, int) { return 2; }
     static constexpr int next_tokens(int left) { return left; }
 
     static KERNEL_INLINE I load(const uint8_t * from) { return _mm512_loadu_si512(from); }
@@ -41,6 +43,9 @@ struct Avx512Vnni {
         const I exponents = _mm512_cvtepu8_epi32(sixteen_bytes(from));
         return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_sub_epi32(_mm512_max_epi32(exponents, _mm512_set1_epi32(1)), _mm512_set1_epi32(1)), 23));
     }
+    static KERNEL_INLINE F from_powers(const uint8_t * from) { // 2^(e - 127); infinity of 255
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu8_epi32(sixteen_bytes(from)), 23));
+    }
     static KERNEL_INLINE F multiply_add(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
     static KERNEL_INLINE F subtract_product(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }
     static KERNEL_INLINE void store(float * to, F values, int count) {
@@ -51,7 +56,7 @@ struct Avx512Vnni {
         }
     }
 
-    template <int> struct Dot { // unsigned times signed bytes, summed in fours into int32
+    template <int bits, typename = void> struct Dot { // unsigned times signed bytes, summed in fours into int32
         using Sum     = I;
         using Operand = I;
         static KERNEL_INLINE void begin(Sum & sum, I start) { sum = start; }
@@ -59,6 +64,25 @@ struct Avx512Vnni {
         static KERNEL_INLINE void add(Sum & sum, Operand weights, I activations) { sum = _mm512_dpbusd_epi32(sum, weights, activations); }
         static KERNEL_INLINE I total(Sum sum) { return sum; }
     };
+
+    template <typename Any> struct Dot<16, Any> { // signed words, summed in pairs
+        using Sum     = I;
+        using Operand = I;
+        static KERNEL_INLINE void begin(Sum & sum, I start) { sum = start; }
+        static KERNEL_INLINE Operand operand(I codes) { return codes; }
+        static KERNEL_INLINE void add(Sum & sum, Operand weights, I activations) { sum = _mm512_dpwssd_epi32(sum, weights, activations); }
+        static KERNEL_INLINE I total(Sum sum) { return sum; }
+    };
+
+    static KERNEL_INLINE float quantise_words(const float * from, uint8_t * to) {
+        const F one = _mm512_loadu_ps(from), two = _mm512_loadu_ps(from + 16);
+        const int bits  = _mm512_reduce_max_epi32(_mm512_max_epi32(_mm512_castps_si512(_mm512_abs_ps(one)), _mm512_castps_si512(_mm512_abs_ps(two))));
+        const Unit unit = power_of_two_of(value_at<float>(&bits));
+        const F inverse = _mm512_set1_ps(unit.inverse);
+        _mm256_storeu_si256(reinterpret_cast<__m256i *>(to), _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(_mm512_mul_ps(one, inverse))));
+        _mm256_storeu_si256(reinterpret_cast<__m256i *>(to + 32), _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(_mm512_mul_ps(two, inverse))));
+        return unit.value;
+    }
 
     static KERNEL_INLINE float quantise_block(const float * from, uint8_t * to, uint32_t * sums) {
         const F one = _mm512_loadu_ps(from), two = _mm512_loadu_ps(from + 16);

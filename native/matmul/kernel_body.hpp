@@ -45,10 +45,22 @@ KERNEL_INLINE Unit unit_of(float largest) {
     return {value, 1 / value};
 }
 
+// The unit of 32 activations' words: a power of two, of which the largest magnitude is 2^13 to 2^14.
+KERNEL_INLINE Unit power_of_two_of(float largest) {
+    if (!(largest > 1e-30f && largest < 1e38f)) { // zeros, numbers without an inverse, infinity and NaN
+        return {largest * (largest > 1 ? 1e38f : 0), 0};
+    }
+    const uint32_t exponent = value_at<uint32_t>(&largest) >> 23, unit = (exponent - 13) << 23, inverse = (254 + 13 - exponent) << 23;
+    return {value_at<float>(&unit), value_at<float>(&inverse)};
+}
+
 template <typename Isa> constexpr bool takes_pairs = requires(uint8_t * codes) { Isa::order_codes(codes, true); };
 
+// NEON is left to llama.cpp, which multiplies floats of 16 bits there as fast as words are.
+template <typename Isa> constexpr bool multiplies_floats = requires(const uint8_t * from) { Isa::from_powers(from); };
+
 // A chunk of each row of weights times the same chunk of each row of activations.
-template <typename Isa, typename Dot, int vectors, int tokens>
+template <typename Isa, typename Dot, int stride, int vectors, int tokens>
 KERNEL_INLINE void add_products(typename Dot::Sum (&sums)[vectors][tokens], const typename Isa::I (&weights)[vectors], const uint8_t * codes) {
     typename Dot::Operand operands[vectors];
 #pragma GCC unroll 4
@@ -57,7 +69,7 @@ KERNEL_INLINE void add_products(typename Dot::Sum (&sums)[vectors][tokens], cons
     }
 #pragma GCC unroll 8
     for (int t = 0; t < tokens; ++t) {
-        const typename Isa::I activations = Isa::broadcast(codes + t * block_columns);
+        const typename Isa::I activations = Isa::broadcast(codes + t * stride);
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; ++v) {
             Dot::add(sums[v][t], operands[v], activations);
@@ -69,13 +81,13 @@ KERNEL_INLINE void add_products(typename Dot::Sum (&sums)[vectors][tokens], cons
 template <typename Isa, typename Dot>
 constexpr bool adds_both = requires(typename Dot::Sum sum, typename Isa::I codes) { Dot::add_both(sum, codes, codes, codes, codes); };
 
-template <typename Isa, typename Dot, int vectors, int tokens>
+template <typename Isa, typename Dot, int stride, int vectors, int tokens>
 KERNEL_INLINE void add_both(typename Dot::Sum (&sums)[vectors][tokens], const typename Isa::I (&one)[vectors],
                             const typename Isa::I (&two)[vectors], const uint8_t * codes_one, const uint8_t * codes_two) {
 #pragma GCC unroll 8
     for (int t = 0; t < tokens; ++t) {
-        const typename Isa::I activations_one = Isa::broadcast(codes_one + t * block_columns);
-        const typename Isa::I activations_two = Isa::broadcast(codes_two + t * block_columns);
+        const typename Isa::I activations_one = Isa::broadcast(codes_one + t * stride);
+        const typename Isa::I activations_two = Isa::broadcast(codes_two + t * stride);
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; ++v) {
             Dot::add_both(sums[v][t], one[v], two[v], activations_one, activations_two);
@@ -88,12 +100,12 @@ KERNEL_INLINE void add_both(typename Dot::Sum (&sums)[vectors][tokens], const ty
 // prefetch was measured (ADR 0056).
 constexpr int prefetched_bytes = 6144;
 
-template <typename L> KERNEL_INLINE void prefetch(const uint8_t * superblock, int block, int pair) {
+template <typename L, int pairs> KERNEL_INLINE void prefetch(const uint8_t * superblock, int block, int pair) {
     static_assert(L::bytes % L::blocks == 0);
     constexpr int share = L::bytes / L::blocks, lines = (share + 63) / 64;
     const uint8_t * ahead = superblock + prefetched_bytes + block * share;
 #pragma GCC unroll 8
-    for (int line = pair * lines / 4; line < (pair + 1) * lines / 4; ++line) {
+    for (int line = pair * lines / pairs; line < (pair + 1) * lines / pairs; ++line) {
         __builtin_prefetch(ahead + 64 * line);
     }
 }
@@ -108,12 +120,12 @@ void multiply_part(const uint8_t * group, int64_t num_blocks, bool is_cached, co
     using F      = typename Isa::F;
     using I      = typename Isa::I;
     using Dot    = typename Isa::template Dot<Codes::bits>;
-    constexpr int half_pairs = 4 / Codes::scales;
+    constexpr int pairs = codes_bytes(format) / 8, half_pairs = pairs / Codes::scales, stride = codes_bytes(format);
     static_assert(!takes_pairs<Isa> || !Isa::template reads_in_order<tokens>); // add_pair takes chunks that are apart
     F sums[vectors][tokens] = {};
-    const uint8_t * codes      = tile + place * block_columns;
-    const uint8_t * scalars    = tile + num_tokens * block_columns + 4 * place;
-    const ptrdiff_t next_array = 4 * num_tokens, next_block = tile_block_bytes(num_tokens);
+    const uint8_t * codes      = tile + place * stride;
+    const uint8_t * scalars    = tile + num_tokens * stride + 4 * place;
+    const ptrdiff_t next_array = 4 * num_tokens, next_block = tile_block_bytes(format, num_tokens);
     for (int64_t super = 0; super < num_blocks; ++super, group += L::bytes) {
         const uint8_t * block = group + Scales::bytes;
         for (int b = 0; b < L::blocks; ++b, block += Codes::bytes, codes += next_block, scalars += next_block) {
@@ -122,7 +134,7 @@ void multiply_part(const uint8_t * group, int64_t num_blocks, bool is_cached, co
                 typename Dot::Sum dots[vectors][tokens];
 #pragma GCC unroll 8
                 for (int t = 0; t < tokens; ++t) {
-                    const I start = Scales::has_minimum ? I{} : Isa::broadcast(scalars + (1 + half) * next_array + 4 * t);
+                    const I start = Scales::has_minimum || is_float(format) ? I{} : Isa::broadcast(scalars + (1 + half) * next_array + 4 * t);
 #pragma GCC unroll 4
                     for (int v = 0; v < vectors; ++v) {
                         Dot::begin(dots[v][t], start);
@@ -131,11 +143,11 @@ void multiply_part(const uint8_t * group, int64_t num_blocks, bool is_cached, co
                 if constexpr (takes_pairs<Isa>) {
                     Dot::join(dots);
                 }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
                 for (int pair = half * half_pairs; pair < (half + 1) * half_pairs; ++pair) {
                     if constexpr (Isa::template needs_prefetch<tokens>(format)) {
                         if (!is_cached) {
-                            prefetch<L>(group, b, pair);
+                            prefetch<L, pairs>(group, b, pair);
                         }
                     }
                     I one[vectors], two[vectors];
@@ -146,10 +158,10 @@ void multiply_part(const uint8_t * group, int64_t num_blocks, bool is_cached, co
                     if constexpr (takes_pairs<Isa>) {
                         Dot::add_pair(dots, one, two, codes + 8 * pair);
                     } else if constexpr (adds_both<Isa, Dot>) {
-                        add_both<Isa, Dot, vectors, tokens>(dots, one, two, codes + 4 * Codes::first(pair), codes + 4 * Codes::second(pair));
+                        add_both<Isa, Dot, stride, vectors, tokens>(dots, one, two, codes + 4 * Codes::first(pair), codes + 4 * Codes::second(pair));
                     } else {
-                        add_products<Isa, Dot, vectors, tokens>(dots, one, codes + 4 * Codes::first(pair));
-                        add_products<Isa, Dot, vectors, tokens>(dots, two, codes + 4 * Codes::second(pair));
+                        add_products<Isa, Dot, stride, vectors, tokens>(dots, one, codes + 4 * Codes::first(pair));
+                        add_products<Isa, Dot, stride, vectors, tokens>(dots, two, codes + 4 * Codes::second(pair));
                     }
                 }
                 if constexpr (takes_pairs<Isa>) {
@@ -189,7 +201,7 @@ void multiply_part(const uint8_t * group, int64_t num_blocks, bool is_cached, co
 template <typename Isa, Format format, int tokens>
 void multiply_rows(const uint8_t * group, int64_t num_blocks, bool is_cached, const uint8_t * tile, int num_tokens, int place,
                    float * const * outs, int num_rows) {
-    constexpr int vectors = Isa::vectors(tokens);
+    constexpr int vectors = Isa::vectors(format, tokens);
     for (int row = 0; row < num_rows; row += vectors * Isa::lanes) {
         multiply_part<Isa, format, vectors, tokens>(group, num_blocks, is_cached || row > 0, tile, num_tokens, place, outs, row, num_rows);
     }
@@ -242,17 +254,38 @@ void multiply(Format format, const uint8_t * group, int64_t num_columns, bool is
         KERNEL_CASE(q2_k)
         KERNEL_CASE(q3_k)
 #undef KERNEL_CASE
+        case Format::f16:
+        case Format::bf16:
+            if constexpr (multiplies_floats<Isa>) {
+                multiply_tile<Isa, Format::f16>(group, num_columns, is_cached, tile, num_tokens, outs, num_rows);
+            }
+            break;
         case Format::count: break;
+    }
+}
+
+template <typename Isa> void quantise_words(const float * row, int64_t first, int64_t end, uint8_t * tile, int num_tokens, int place) {
+    const int block_bytes = tile_block_bytes(Format::f16, num_tokens);
+    uint8_t * block       = tile + first / block_columns * block_bytes;
+    for (int64_t column = first; column < end; column += block_columns, block += block_bytes) {
+        const float unit = Isa::quantise_words(row + column, block + place * codes_bytes(Format::f16));
+        memcpy(block + num_tokens * codes_bytes(Format::f16) + 4 * place, &unit, 4);
     }
 }
 
 // Codes of 32 activations: value / (largest / 127), rounded to the nearest.
 template <typename Isa>
 void quantise(const float * row, int64_t first, int64_t end, Format format, uint8_t * tile, int num_tokens, int place) {
+    if (is_float(format)) {
+        if constexpr (multiplies_floats<Isa>) {
+            quantise_words<Isa>(row, first, end, tile, num_tokens, place);
+        }
+        return;
+    }
     const FormatInfo & info = info_of(format);
     const bool has_halves   = info.scales == 2;
-    uint8_t * block         = tile + first / block_columns * tile_block_bytes(num_tokens);
-    for (int64_t column = first; column < end; column += block_columns, block += tile_block_bytes(num_tokens)) {
+    uint8_t * block         = tile + first / block_columns * tile_block_bytes(format, num_tokens);
+    for (int64_t column = first; column < end; column += block_columns, block += tile_block_bytes(format, num_tokens)) {
         uint32_t sums[2];
         const float unit = Isa::quantise_block(row + column, block + place * block_columns, sums);
         if constexpr (takes_pairs<Isa>) {

@@ -23,6 +23,18 @@ template <typename Isa, int tokens> struct Bytes {
     }
 };
 
+template <typename Isa, int tokens> struct Words { // two columns to a chunk
+    static constexpr int bits = 16, scales = 1, bytes = 64 * group_rows;
+    static constexpr int first(int pair) { return 2 * pair; }
+    static constexpr int second(int pair) { return 2 * pair + 1; }
+    template <typename Vec = typename Isa::I>
+    static KERNEL_INLINE void pair(const uint8_t * block, int pair, int row, Vec & one, Vec & two) {
+        block += 4 * row; // once, before constants
+        one = Isa::load(block + first(pair) * 4 * group_rows);
+        two = Isa::load(block + second(pair) * 4 * group_rows);
+    }
+};
+
 template <typename Isa, int tokens> struct Nibbles {
     static constexpr int bits = 4, scales = 1, bytes = 16 * group_rows;
     static constexpr int first(int pair) { return pair; }
@@ -143,6 +155,14 @@ template <typename Isa> struct NibblesOfScales {
     }
 };
 
+template <typename Isa> struct Powers { // of two
+    using F = typename Isa::F;
+    static constexpr int bytes = group_rows;
+    static constexpr bool has_minimum = false;
+    static KERNEL_INLINE F scale(const uint8_t * from, int, int row) { return Isa::from_powers(from + row); }
+    static KERNEL_INLINE F minimum(const uint8_t *, int, int) { return F{}; }
+};
+
 template <typename Isa> struct Exponents {
     using F = typename Isa::F;
     static constexpr int bytes = group_rows;
@@ -183,6 +203,7 @@ template <typename Isa> struct Layout<Isa, Format::q5_k> : LayoutOf<Isa, FiveBit
 template <typename Isa> struct Layout<Isa, Format::q6_k> : LayoutOf<Isa, SixBits, Signed16, 8> {};
 template <typename Isa> struct Layout<Isa, Format::q2_k> : LayoutOf<Isa, TwoBits, NibblesOfScales, 8> {};
 template <typename Isa> struct Layout<Isa, Format::q3_k> : LayoutOf<Isa, ThreeBits, Signed16, 8> {};
+template <typename Isa> struct Layout<Isa, Format::f16> : LayoutOf<Isa, Words, Powers, 1> {};
 
 } // namespace
 } // namespace paceline::matmul

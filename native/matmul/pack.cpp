@@ -1,6 +1,7 @@
 #include "packed_weights.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #define GGML_COMMON_DECL_C // names members of unions without a prefix
@@ -255,6 +256,47 @@ template <typename Block> void pack_rows(const FormatInfo & info, const void * r
     }
 }
 
+// The sum of 32 products of words must fit in 31 bits. Activations are at most 2^14, so the magnitudes of a block's words sum to
+// less than 2^17; rounding adds up to half of each.
+constexpr float largest_word = 32767, largest_sum = 131071 - block_columns / 2 - 1;
+
+// Words of 32 weights of a row. Weights that are infinite or NaN give an infinite unit, and so no finite output.
+void pack_words(const float (&values)[block_columns], uint8_t * to, int row) {
+    float largest = 0, mean = 0;
+    for (const float value : values) {
+        largest = std::max(largest, std::fabs(value));
+        mean += std::fabs(value) / block_columns;
+    }
+    int exponent = 255 - 127, exponent_of_sum;
+    float inverse = 0;
+    if (std::isfinite(mean)) {
+        std::frexp(largest / largest_word, &exponent);
+        std::frexp(mean / (largest_sum / block_columns), &exponent_of_sum);
+        exponent = std::max({exponent, exponent_of_sum, -126});
+        inverse  = std::ldexp(1.0f, -exponent);
+    }
+    to[row] = static_cast<uint8_t>(exponent + 127);
+    int16_t words[block_columns] = {};
+    for (int column = 0; inverse > 0 && column < block_columns; ++column) {
+        words[column] = static_cast<int16_t>(std::lrint(values[column] * inverse));
+    }
+    for (int c = 0; c < block_columns / 2; ++c) {
+        put_word(to + group_rows + c * 4 * group_rows, row, word_at(words, c));
+    }
+}
+
+void pack_floats(const FormatInfo & info, const void * rows, int64_t num_rows, int64_t num_columns, uint8_t * group) {
+    const ggml_type_traits & traits = *ggml_get_type_traits(info.type);
+    const auto * from               = static_cast<const uint8_t *>(rows);
+    for (int row = 0; row < num_rows; ++row) {
+        for (int64_t block = 0; block < num_columns / block_columns; ++block, from += block_columns * traits.type_size) {
+            float values[block_columns];
+            traits.to_float(from, values, block_columns);
+            pack_words(values, group + block * info.bytes, row);
+        }
+    }
+}
+
 constexpr FormatInfo formats[] = {
     {GGML_TYPE_Q8_0, 32, 34 * group_rows, 128, false, 1},
     {GGML_TYPE_Q4_0, 32, 18 * group_rows, 8, false, 1},
@@ -269,6 +311,8 @@ constexpr FormatInfo formats[] = {
     {GGML_TYPE_Q6_K, 256, 210 * group_rows, 32, false, 2},
     {GGML_TYPE_Q2_K, 256, 84 * group_rows, 0, true, 2},
     {GGML_TYPE_Q3_K, 256, 114 * group_rows, 4, false, 2},
+    {GGML_TYPE_F16, 32, 65 * group_rows, 0, false, 1},
+    {GGML_TYPE_BF16, 32, 65 * group_rows, 0, false, 1},
 };
 static_assert(sizeof formats / sizeof *formats == static_cast<size_t>(Format::count));
 
@@ -312,6 +356,8 @@ void pack_group(Format format, const void * rows, int64_t first_row, int64_t num
         case Format::q6_k: return pack_rows<block_q6_K>(info, first, count, num_columns, group);
         case Format::q2_k: return pack_rows<block_q2_K>(info, first, count, num_columns, group);
         case Format::q3_k: return pack_rows<block_q3_K>(info, first, count, num_columns, group);
+        case Format::f16:
+        case Format::bf16: return pack_floats(info, first, count, num_columns, group);
         case Format::count: break;
     }
 }

@@ -14,11 +14,15 @@
 //   Q6_K           d       16 scales            8 x (bits 5 and 6, nibbles)
 //   Q2_K           d dmin  16 x (scale, minimum)  8 x pairs of bits
 //   Q3_K           d       16 scales            8 x (third bits, pairs of bits)
+//   F16, BF16      e     words                        e: 8 bit exponent of each row
 //
 // Codes are unsigned: a format's `code_offset` is subtracted from each. Four columns of a row are a chunk: 4 bytes of codes.
 // `codes` are 8 chunks of 32 rows; `nibbles` are 4 times 32 rows with two chunks in the halves of each byte,
 // `pairs of bits` twice 32 rows with the four chunks of 16 columns. Q2_K has a scale and a minimum in the halves of a byte.
-// All of it takes the bytes of llama.cpp's blocks (of Q3_K, Q4_K, Q5_K and IQ4_XS 1 to 4 % more, since scales are whole bytes), apart from rows
+// `words` are signed codes of 16 bits: a chunk is two columns, and there are 16 chunks of 32 rows. Their unit is 2^(e - 127), so
+// weights near the largest of their block keep all of their bits.
+// All of it takes the bytes of llama.cpp's blocks (of Q3_K, Q4_K, Q5_K and IQ4_XS 1 to 4 % more, since scales are whole bytes; of
+// floats 2 % more), apart from rows
 // that fill the last group.
 #pragma once
 
@@ -32,7 +36,9 @@ namespace paceline::matmul {
 inline constexpr int group_rows    = 32;
 inline constexpr int block_columns = 32;
 
-enum class Format { q8_0, q4_0, q5_0, q4_1, q5_1, iq4_nl, iq4_xs, mxfp4, q4_k, q5_k, q6_k, q2_k, q3_k, count };
+enum class Format { q8_0, q4_0, q5_0, q4_1, q5_1, iq4_nl, iq4_xs, mxfp4, q4_k, q5_k, q6_k, q2_k, q3_k, f16, bf16, count };
+
+inline constexpr bool is_float(Format format) { return format == Format::f16 || format == Format::bf16; }
 
 // The layout of a format's weights, and the facts that a product needs.
 struct FormatInfo {

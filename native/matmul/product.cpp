@@ -109,7 +109,7 @@ class Product {
         return reinterpret_cast<uint8_t *>(rounded_up(static_cast<int64_t>(reinterpret_cast<uintptr_t>(memory)), alignment));
     }
 
-    int64_t row_bytes() const { return num_columns_ / block_columns * tile_block_bytes(1); }
+    int64_t row_bytes() const { return num_columns_ / block_columns * tile_block_bytes(format_, 1); }
 
     // An equal share of all blocks of 32 columns, rows in their order.
     void quantise() const {
@@ -191,7 +191,9 @@ class Product {
 } // namespace
 
 size_t work_size(const ggml_tensor * node) {
-    const int64_t tiles = Rows::count_of(node) * (node->src[0]->ne[0] / block_columns) * tile_block_bytes(1);
+    Format format;
+    has_format(node->src[0]->type, format);
+    const int64_t tiles = Rows::count_of(node) * (node->src[0]->ne[0] / block_columns) * tile_block_bytes(format, 1);
     return static_cast<size_t>(2 * alignment + rounded_up(Rows::bytes(node), alignment) + tiles);
 }
 

@@ -21,6 +21,7 @@ from paceline.demo import demo_model_path
 from paceline.errors import InvalidParams
 from paceline.runtime import Context, Model, build_info, plan_memory
 from paceline.runtime.matmul import (
+    FLOATS,
     TYPES,
     SingleProduct,
     dequantise,
@@ -38,6 +39,7 @@ pytestmark = [
     pytest.mark.skipif(not kernels(), reason="this processor runs none of the kernels"),
 ]
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
+KINDS = TYPES if any(name.startswith("neon") for name in kernels()) else TYPES + FLOATS
 Array = npt.NDArray[np.floating[Any]]
 BLOCKS = {"iq4_xs": 256, "q2_K": 256, "q3_K": 256, "q4_K": 256, "q5_K": 256, "q6_K": 256}
 
@@ -69,6 +71,12 @@ def whole_numbers(tokens: int, used: int, columns: int, seed: int = 0) -> npt.ND
     return values
 
 
+def whole_weights(kind: str, matrices: int, rows: int, columns: int, seed: int) -> npt.NDArray[np.uint8]:
+    """Weights in floats that kernels keep exactly: whole numbers of seven bits."""
+    values = np.random.default_rng(seed).integers(-127, 128, size=(matrices * rows, columns)).astype(np.float32)
+    return quantise(kind, values).reshape(matrices, rows, -1)
+
+
 def reference(one: SingleProduct) -> tuple[Array, Array]:
     """The products in double precision, and the sums of their terms' magnitudes."""
     matrices, rows, _ = one.weights.shape
@@ -90,23 +98,23 @@ def make(
     chosen = np.random.default_rng(seed).integers(0, matrices, size=(tokens, used)).astype(np.int32)
     return SingleProduct(
         type_name=kind,
-        weights=weights_of(kind, matrices, rows, columns, seed),
+        weights=(whole_weights if kind in FLOATS else weights_of)(kind, matrices, rows, columns, seed),
         activations=whole_numbers(tokens, used, columns, seed),
         experts=chosen if experts else None,
     )
 
 
-def check(one: SingleProduct, n_threads: int) -> None:
+def check(one: SingleProduct, n_threads: int, error: float = 3e-6) -> None:
     outputs, _, buffer = one.run(n_threads=n_threads)
     wanted, magnitude = reference(one)
     assert buffer == "CPU_PACELINE"
-    assert np.all(np.abs(outputs - wanted) <= 3e-6 * magnitude)
+    assert np.all(np.abs(outputs - wanted) <= error * magnitude)
 
 
 @pytest.mark.parametrize("name", kernels())
 @QUIET
 @given(
-    kind=st.sampled_from(TYPES),
+    kind=st.sampled_from(KINDS),
     tokens=st.integers(1, 70),
     rows=st.integers(1, 140),
     blocks=st.integers(1, 12),
@@ -125,7 +133,7 @@ def test_products_are_exact_for_activations_of_eight_bits(
 @pytest.mark.parametrize("name", kernels())
 @QUIET
 @given(
-    kind=st.sampled_from(TYPES),
+    kind=st.sampled_from(KINDS),
     tokens=st.integers(1, 40),
     rows=st.integers(1, 70),
     blocks=st.integers(1, 4),
@@ -149,7 +157,7 @@ def test_weights_that_several_threads_pack_are_whole(kind: str, experts: tuple[i
     check(one, 2)
 
 
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_extreme_codes_do_not_overflow(each_kernel: str, kind: str) -> None:
     """Weights and activations of the largest magnitude, in all combinations of signs."""
     columns = BLOCKS.get(kind, 32) * 2
@@ -159,7 +167,9 @@ def test_extreme_codes_do_not_overflow(each_kernel: str, kind: str) -> None:
     values[3, 1::4] = -1
     values[4:] = np.random.default_rng(0).choice([-1.0, 1.0], size=(4, columns))
     weights = quantise(kind, values)
-    if kind == "q8_0":
+    if kind in FLOATS:
+        values *= np.float32(2 - 2**-23) / 127  # activations' codes are largest just below a power of two
+    elif kind == "q8_0":
         weights[0].reshape(-1, 34)[:, 2:] = 128  # -128, which ggml's own quantiser does not write
     activations = np.concatenate([127 * values[:, None], -127 * values[:, None]])
     check(SingleProduct(type_name=kind, weights=weights[None], activations=activations), 1)
@@ -183,7 +193,12 @@ def any_weights(kind: str, rows: int, columns: int, seed: int) -> npt.NDArray[np
     row_bytes = quantise(kind, np.zeros((1, columns), np.float32)).shape[1]
     num_blocks = columns // BLOCKS.get(kind, 32)
     weights = rng.integers(0, 256, size=(rows * num_blocks, row_bytes // num_blocks), dtype=np.uint8)
-    if kind == "mxfp4":
+    if kind in FLOATS:
+        halves = rng.integers(
+            0, 1 << 16, size=(rows * num_blocks, 32), dtype=np.uint16
+        )  # below 2, without the highest bit of exponents
+        weights = (halves & np.uint16(0xBFFF)).view(np.uint8)
+    elif kind == "mxfp4":
         weights[:, 0] = rng.integers(96, 160, size=len(weights))
     else:
         for place in HALVES.get(kind, (0,)):
@@ -192,14 +207,21 @@ def any_weights(kind: str, rows: int, columns: int, seed: int) -> npt.NDArray[np
     return weights.reshape(1, rows, row_bytes)
 
 
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_any_bits_of_weights_are_multiplied(each_kernel: str, kind: str) -> None:
-    """Codes and scales that no quantiser writes, for example the largest of both, match dequantising."""
+    """Codes and scales that no quantiser writes, for example the largest of both, match dequantising.
+
+    Of weights in floats, the smallest in a block lose some of their bits.
+    """
     weights = any_weights(kind, 70, 1024, 5)
-    check(SingleProduct(type_name=kind, weights=weights, activations=whole_numbers(9, 1, 1024)), 2)
+    check(
+        SingleProduct(type_name=kind, weights=weights, activations=whole_numbers(9, 1, 1024)),
+        2,
+        3e-5 if kind in FLOATS else 3e-6,
+    )
 
 
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_row_has_the_same_bits_alone_and_in_a_batch(each_kernel: str, kind: str) -> None:
     """One token alone, among others, with one thread and with several: the very same outputs."""
     rng = np.random.default_rng(3)
@@ -259,7 +281,7 @@ def test_a_row_of_experts_has_the_same_bits_alone_and_in_a_batch(each_kernel: st
 
 def test_kernels_agree() -> None:
     """Other instructions, the same sums: to the rounding of single precision."""
-    for kind in TYPES:
+    for kind in KINDS:
         one = SingleProduct(
             type_name=kind,
             weights=weights_of(kind, 1, 64, 1024),
@@ -273,7 +295,7 @@ def test_kernels_agree() -> None:
             assert np.abs(other - found[0]).max() < 1e-3
 
 
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_errors_are_no_larger_than_those_of_llama_cpp(each_kernel: str, kind: str) -> None:
     """Against double precision, on normal values: within 2 % of llama.cpp's error, or less."""
     one = SingleProduct(
@@ -299,6 +321,41 @@ def test_values_that_are_no_numbers_stay_in_their_row(each_kernel: str, bad: flo
     outputs = SingleProduct(type_name="q8_0", weights=weights, activations=activations).run()[0]
     assert np.array_equal(np.delete(outputs, 4, 0), np.delete(clean, 4, 0))
     assert not np.isfinite(outputs[4]).any()
+
+
+@pytest.mark.skipif("f16" not in KINDS, reason="ARM's kernels multiply no floats")
+@pytest.mark.parametrize("kind", FLOATS)
+def test_columns_of_large_activations_do_not_enlarge_the_error(each_kernel: str, kind: str) -> None:
+    """Some columns a hundred times as large as the others with which they share a unit: no larger error than llama.cpp's."""
+    activations = np.random.default_rng(2).normal(size=(16, 1, 2048)).astype(np.float32)
+    activations[..., ::300] *= 100
+    one = SingleProduct(type_name=kind, weights=weights_of(kind, 1, 512, 2048), activations=activations)
+    wanted = reference(one)[0]
+    ours = float(np.square(one.run()[0] - wanted).mean())
+    use_kernel("llama.cpp")
+    assert ours <= float(np.square(one.run()[0] - wanted).mean())
+
+
+@pytest.mark.skipif("f16" not in KINDS, reason="ARM's kernels multiply no floats")
+@pytest.mark.parametrize("kind", FLOATS)
+@pytest.mark.parametrize("bad", [0x7F80, 0x7FC0])
+def test_weights_that_are_no_numbers_stay_in_their_row(each_kernel: str, kind: str, bad: int) -> None:
+    """A row of weights with NaN or an infinity gives no finite output, and leaves the other rows' as they are."""
+    weights, activations = weights_of(kind, 1, 40, 96), whole_numbers(9, 1, 96)
+    clean = SingleProduct(type_name=kind, weights=weights.copy(), activations=activations).run()[0]
+    weights[0, 7].view(np.uint16)[50] = bad if kind == "bf16" else 0x7C00 | bad & 0x40
+    outputs = SingleProduct(type_name=kind, weights=weights, activations=activations).run()[0]
+    assert np.array_equal(np.delete(outputs, 7, -1), np.delete(clean, 7, -1))
+    assert not np.isfinite(outputs[..., 7]).any()
+
+
+@pytest.mark.skipif("f16" not in KINDS, reason="ARM's kernels multiply no floats")
+def test_weights_in_bf16_may_have_any_size(each_kernel: str) -> None:
+    """Rows of the smallest and of the largest weights give what double precision does."""
+    weights = whole_weights("bf16", 1, 40, 64, 0)
+    sizes = np.ldexp(1.0, np.linspace(-110, 100, 40).astype(int))[:, None]
+    weights = quantise("bf16", (dequantise("bf16", weights[0]) * sizes).astype(np.float32))[None]
+    check(SingleProduct(type_name="bf16", weights=weights, activations=whole_numbers(3, 1, 64)), 1)
 
 
 def test_tiny_and_zero_activations_are_zeros(each_kernel: str) -> None:

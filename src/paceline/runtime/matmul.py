@@ -1,8 +1,8 @@
 """Matrix products on a CPU: the choice between kernels of paceline and llama.cpp, and a single product.
 
-paceline's kernels multiply quantised weights, which a load packs for them, with float activations: docs/adr/0056. They are not
-used on a GPU, for unsupported types of weights, or if a model is loaded with `use_extra_bufts=False`; on ARM they are used only
-if selected.
+paceline's kernels multiply quantised weights and weights of 16 bits, which a load packs for them, with float activations:
+docs/adr/0056. They are not used on a GPU, for unsupported types of weights, or if a model is loaded with
+`use_extra_bufts=False`; on ARM they are used only if selected.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ _log = logging.getLogger("paceline.engine")
 
 VARIABLE = "PACELINE_CPU_MATMUL"
 TYPES = ("q8_0", "q4_0", "q5_0", "q4_1", "q5_1", "iq4_nl", "iq4_xs", "mxfp4", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K")
-"""The types of weights that paceline's kernels multiply, as ggml names them."""
+"""The types of quantised weights that paceline's kernels multiply, as ggml names them."""
+FLOATS = ("f16", "bf16")
+"""The types of weights in floats that paceline's kernels for x86 multiply as well."""
 
 
 def kernels() -> tuple[str, ...]:
