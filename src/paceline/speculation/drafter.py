@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 from paceline.errors import DrafterError, PacelineError
 from paceline.kv_cache import Namespace
 from paceline.sequence import Row, Sequence
-from paceline.speculation.acceptance import Acceptance
+from paceline.speculation.depth_chooser import Acceptance
 from paceline.streaming.chunk import FinishReason
 
 

@@ -15,18 +15,21 @@ from paceline.clock import Clock
 from paceline.errors import DrafterError, PacelineError
 from paceline.kv_cache import KVCache
 from paceline.sequence import Limits, Row, RowOutput, Sequence
-from paceline.speculation.acceptance import Acceptance, UsualAcceptance
-from paceline.speculation.cost import CatchUp, DraftCost
-from paceline.speculation.depth_chooser import KEPT_FOR, DepthChooser
+from paceline.speculation.depth_chooser import KEPT_FOR, Acceptance, DepthChooser, DraftCost, running_mean
 from paceline.speculation.drafter import BatchDrafter, Candidates, Drafter, DrafterCalls, DraftingSequence
 
 _USUAL_LAG = 2  # tokens that a tick brings, and that a lagging drafter computes with its first draft
+_MOST_LEFT = 512  # most tokens that a sequence is expected to go on for
+_FIRST_CHUNK = 32  # tokens of a tick, while nothing is known
+_LEAST_CHUNK, _MOST_CHUNK = 16, 1024  # the least even if no time is left
+_NUM_TELLING = 16  # fewer tokens say nothing about the time of a token
 
 
 class LaggingSequences:
     """Sequences that lag behind in a drafter's own memory: their missing tokens, and whether computing those pays.
 
-    catch_up: the cost of computing them. failed: receives the errors that end the request of a sequence.
+    failed: receives the errors that end the request of a sequence. token_s: running mean of the seconds of a missing token; 0
+    while nothing is known.
     """
 
     def __init__(
@@ -36,8 +39,8 @@ class LaggingSequences:
         limits: Limits,
         failed: dict[Sequence, DrafterError],
     ) -> None:
-        self.catch_up = CatchUp(calls, limits.itl_target_s)
         self._calls, self._chooser, self._limits, self._failed = calls, chooser, limits, failed
+        self.token_s = 0.0
 
     def begin(self, candidates: Candidates) -> Candidates:
         """Begin with new sequences, to learn their lag; leave out sequences for which the drafter never can draft."""
@@ -51,52 +54,53 @@ class LaggingSequences:
                     self._failed.setdefault(row.sequence, error)
         return [candidate for candidate in candidates if not candidate[1].is_off]
 
-    def note_missing(self, candidates: Candidates) -> int:
-        """Note the missing tokens of each sequence; return the number of sequences with more than fit this tick.
+    def note_missing(self, candidates: Candidates) -> None:
+        """Note the missing tokens of each sequence, and whether they fit into this tick, the fewest first.
 
         Raises `DrafterError` if the drafter does not say how many tokens fit.
         """
         missing = []
         for row, known, _ in candidates:
             num_since = row.sequence.num_tokens - known.num_observed - known.num_ahead - _USUAL_LAG
-            num_before, known.num_missing, known.is_late = known.num_missing, max(0.0, known.lag + num_since), False
-            if known.is_on_trial and known.num_missing >= num_before:
-                known.is_on_trial = False  # it has no room, and others may have a trial
+            known.num_missing, known.is_late = max(0.0, known.lag + num_since), False
             if known.num_missing:
                 missing.append(known)
-        if not missing:
-            return 0
-        num_left = float(self.catch_up.limit(self._chooser.tick_s([])))
-        for known in sorted(missing, key=lambda known: known.num_missing):
-            num_left -= known.num_missing
-            known.is_late = num_left < 0
-        return sum([known.is_late for known in missing])
+        if missing:
+            num_left = float(self.limit(self._chooser.tick_s([])))
+            for known in sorted(missing, key=lambda known: known.num_missing):
+                num_left -= known.num_missing
+                known.is_late = num_left < 0
 
-    def pays(self, row: Row, known: DraftingSequence) -> bool:
-        """Return whether the drafter is up to date with a sequence, or drafts may win back the time of catching up."""
+    def cost_s(self, known: DraftingSequence) -> float:
+        """Return the seconds of catching up with a sequence; 0 while nothing is known."""
+        return known.num_missing * self.token_s
+
+    def pays(self, row: Row, known: DraftingSequence, num_drafting: int) -> bool:
+        """Return whether drafts win back the time of catching up with a sequence in the tokens that it has left.
+
+        num_drafting: sequences that drafts are chosen for.
+        """
         if known.is_catching_up or not known.num_missing:
             return True
         max_tokens, generated = row.sequence.request.params.max_tokens, row.sequence.output.num_generated
-        num_left = self._limits.max_positions if max_tokens is None else max_tokens - generated
-        return self.catch_up.pays(known.num_missing, num_left, self._chooser.plain_s, self._chooser.num_decode)
+        num_left = _MOST_LEFT if max_tokens is None else min(max_tokens - generated, _MOST_LEFT)
+        return self.cost_s(known) <= num_left * self._chooser.saved_s() / num_drafting
 
-    def depths_later(self, candidates: Candidates, worths: list[tuple[float, int]], room: int) -> list[int]:
-        """Return the number of drafts of each candidate if no sequence lagged, as far as catching up for them pays.
+    def limit(self, tick_s: float) -> int:
+        """Limit the drafter to the missing tokens for which a tick of tick_s has time; return their number.
 
-        Catching up for a pass of a size that was never seen is a trial.
+        Raises `DrafterError` if the drafter fails.
         """
-        depths = self._chooser.would_choose(worths, room)
-        if any(depths) and not self._chooser.is_known(sum(depths)):
-            new = [known for _, known, _ in candidates if known.is_late and not known.is_catching_up]
-            taken_s = sum([self.catch_up.cost_s(known.num_missing) for known in new])
-            if not self._chooser.budget.affords(taken_s):
-                return [0] * len(depths)
-            self._chooser.budget.spend(taken_s)
-        return depths
+        left_s = self._limits.itl_target_s - tick_s
+        num_tokens = int(left_s / self.token_s) if self.token_s else _FIRST_CHUNK
+        return self._calls.limit_catch_up(max(_LEAST_CHUNK, min(num_tokens, _MOST_CHUNK)))
 
-    def note_proposals(self, asked: Candidates, proposed: list[int]) -> list[int]:
-        """Note the numbers of proposed tokens; return the numbers asked for, 0 for sequences that still lag."""
-        depths = [depth for _, _, depth in asked]
+    def note_proposals(self, asked: Candidates, depths: list[int], proposed: list[int], taken_s: float) -> list[int]:
+        """Note the numbers of proposed tokens; return the numbers asked for, 0 for sequences that still lag.
+
+        taken_s: seconds of all proposals.
+        """
+        depths = list(depths)
         for index, (row, known, _) in enumerate(asked):
             known.lag = known.num_ahead = 0
             if proposed[index]:
@@ -107,6 +111,10 @@ class LaggingSequences:
                 self._failed.setdefault(row.sequence, error)
             if known.lag > 0:
                 depths[index] = 0  # it took no step
+        num_tokens = self._calls.num_caught_up
+        if num_tokens >= _NUM_TELLING:
+            token_s = max(0.0, taken_s - self._chooser.draft_cost.of_depths(depths)) / num_tokens
+            self.token_s = running_mean(self.token_s, token_s) if self.token_s else token_s
         return depths
 
     def _note_lag(self, sequence: Sequence, known: DraftingSequence) -> None:
@@ -133,16 +141,18 @@ class Speculation:
         self._limits, self._chooser, self._clock, self._report = limits, chooser, clock, report
         self._calls = DrafterCalls(drafter, limits.n_vocab, report)
         self._is_batch = isinstance(drafter, BatchDrafter)
-        if self._is_batch:
-            chooser.draft_cost = DraftCost(drafts_blocks=bool(getattr(drafter, "drafts_blocks", False)))
+        chooser.draft_cost = DraftCost(
+            is_batch=self._is_batch, drafts_blocks=bool(getattr(drafter, "drafts_blocks", False))
+        )
         self._sequences: dict[Sequence, DraftingSequence] = {}
-        self._usual = UsualAcceptance()
+        self._usual = Acceptance()
         self._failed: dict[Sequence, DrafterError] = {}  # since the last tick, the first of each
         self._lagging: LaggingSequences | None = None
         if self._calls.lags:
             self._lagging = LaggingSequences(self._calls, chooser, limits, self._failed)
         self._resting_shape: _Shape | None = None  # of the last rows, if no drafts paid or none were allowed
         self._num_rested = self._rest_ticks = 0  # ticks since then, and until the next decision
+        self._on_trial: Row | None = None  # of this tick
         self.num_expected = 0.0
 
     def add_drafts(
@@ -188,21 +198,17 @@ class Speculation:
             return
         begin_s = self._clock.now()
         try:
-            wanted, is_trial = self._choose(candidates, rows, kv_cache.num_cells, int(room))
+            wanted = self._choose(candidates, rows, kv_cache.num_cells, int(room))
         except DrafterError as error:
             self._calls.abandon(candidates, error)
             return
         self._chooser.note_deciding(self._clock.now() - begin_s)
-        if not wanted:
-            return
-        if self._is_batch:
-            self._propose_all(wanted)
-        else:
-            for row, known, depth in wanted:
-                self._propose(row, known, depth)
-        num_drafts = [row.num_drafts for row, _, _ in wanted]
-        if any(num_drafts):
-            self._chooser.note_drafts(num_drafts, self.num_expected, is_trial=is_trial)
+        if wanted:
+            self._propose(wanted)
+            if self._on_trial is not None and not any([row.num_drafts or depth == 0 for row, _, depth in wanted]):
+                self._rest(rows, self._chooser.rest_ticks())  # the drafter had nothing to try
+            elif self._on_trial is not None and self._on_trial.num_drafts:
+                self._chooser.note_trial()
 
     def _candidates(self, rows: list[Row]) -> Candidates:
         """Return the rows that may have drafts, with their state and maximum of drafts."""
@@ -236,7 +242,7 @@ class Speculation:
         num_rejected, known.num_proposed, known.num_ahead = known.num_proposed - num_accepted, 0, num_accepted
         num_judged = min(row.num_drafts, len(output.token_ids)) if output.computed else 0
         if num_judged:
-            known.acceptance.observe(num_judged, row.num_right(output.token_ids), num_accepted)
+            known.acceptance.observe(num_judged, num_accepted)
         try:
             if num_rejected:
                 self._calls.rollback(row.sequence, num_rejected)
@@ -272,98 +278,67 @@ class Speculation:
 
     # ---- how many
 
-    def _choose(self, candidates: Candidates, rows: list[Row], num_cells: int, room: int) -> tuple[Candidates, bool]:
-        """Return the number of drafts to ask for, and whether a trial is among them.
+    def _choose(self, candidates: Candidates, rows: list[Row], num_cells: int, room: int) -> Candidates:
+        """Return the rows to ask the drafter for, with their number of drafts; 0 for a sequence that only catches up.
 
-        These are as many as pay, or a trial's; 0 for a sequence that only catches up. Raises `DrafterError` if the drafter fails.
+        Raises `DrafterError` if the drafter fails.
         """
-        chooser, lagging, least = self._chooser, self._lagging, max(1, self._limits.min_draft)
-        num_late = 0 if lagging is None else lagging.note_missing(candidates)
-        worths = [known.acceptance.worth for _, known, _ in candidates]
-        caps = [cap if lagging is None or lagging.pays(row, known) else 0 for row, known, cap in candidates]
-        in_time = [0 if known.is_late else cap for (_, known, _), cap in zip(candidates, caps, strict=True)]
+        chooser, lagging = self._chooser, self._lagging
         num_ticks = 1 + self._num_rested
-        depths = later = list(chooser.choose(list(zip(worths, in_time, strict=True)), rows, num_cells, room, num_ticks))
-        if num_late and lagging is not None:
-            later = lagging.depths_later(candidates, list(zip(worths, caps, strict=True)), room)
-        chooser.budget.pass_time(chooser.plain_s, num_ticks)
-        for index, (_, known, _) in enumerate(candidates):
-            known.is_catching_up = known.is_late and later[index] >= least
-            if depths[index] >= least:
-                known.acceptance.note_drafts()
-                known.is_on_trial = False
-            else:
+        if lagging is not None:
+            lagging.note_missing(candidates)
+        worths = [(known.acceptance.probability, cap) for _, known, cap in candidates]
+        depths = chooser.choose(worths, rows, num_cells, room, num_ticks)
+        num_drafting = max(1, sum([depth > 0 for depth in depths]))
+        for index, (row, known, _) in enumerate(candidates):
+            is_chosen = depths[index] >= max(1, self._limits.min_draft)
+            pays = is_chosen and (lagging is None or lagging.pays(row, known, num_drafting))
+            known.is_catching_up = known.is_late and (
+                pays or known.is_on_trial or (chooser.is_comparing and known.is_catching_up)
+            )
+            if not pays or known.is_late:
                 depths[index] = 0
-                known.acceptance.note_plain(num_ticks)
-        is_trial = not chooser.is_measuring and self._try_one(candidates, depths, room - sum(depths))
+            known.acceptance.since_s = 0.0 if depths[index] else known.acceptance.since_s + num_ticks * chooser.plain_s
+        self._on_trial = None if chooser.is_comparing else self._try_one(candidates, depths, room - sum(depths))
         wanted = [
             (row, known, depth)
             for (row, known, _), depth in zip(candidates, depths, strict=True)
             if depth or known.is_catching_up
         ]
-        has_rest = not (chooser.is_measuring or wanted)
-        self._rest(rows, chooser.rest_ticks(has_room=room >= max(caps)) if has_rest else 0)
-        return wanted, is_trial
+        self._rest(rows, 0 if wanted or chooser.is_comparing else chooser.rest_ticks())
+        return wanted
 
-    def _try_one(self, candidates: Candidates, depths: list[int], room: int) -> bool:
-        """Give drafts that are not known to pay to a sequence without any; return whether one got some.
+    def _try_one(self, candidates: Candidates, depths: list[int], room: int) -> Row | None:
+        """Give drafts that are not known to pay to a sequence, if there is time for their loss; return its row.
 
-        A sequence comes first if its trial began while the drafter caught up with it, else the first sequence that is due, as
-        soon as there is room and time. A sequence that takes more time to catch up with than the budget holds up no other.
+        A sequence comes first if the drafter caught up with it for this; the others in the order in which they last had drafts.
         """
-        without = [
-            index for index, (_, known, _) in enumerate(candidates) if not depths[index] and not known.is_catching_up
-        ]
+        least = max(1, self._limits.min_draft)
+        without = [index for index, depth in enumerate(depths) if not depth and not candidates[index][1].is_catching_up]
+        without.sort(key=lambda index: candidates[index][1].acceptance.since_s, reverse=True)
         begun = [index for index in without if candidates[index][1].is_on_trial]
         for index in begun or without:
-            _, known, cap = candidates[index]
-            if not begun and not (known.acceptance.is_due and self._affords_catching_up(known)):
+            row, known, cap = candidates[index]
+            cap = min(cap, room)
+            if cap < least:
                 continue
-            tried, lost_s = self._chooser.trial(
-                depths, index, known.acceptance, (self._limits.min_draft, min(cap, room))
+            catching_up_s = 0.0 if self._lagging is None else self._lagging.cost_s(known)
+            tried = self._chooser.trial(
+                known.acceptance.probability, cap, depths, index, catching_up_s, is_begun=known.is_on_trial
             )
-            if not tried:
-                continue
-            if not begun and not self._begin_trial(known, lost_s):
-                if not known.num_missing:
-                    return False  # the others lose about as much
-                continue
-            known.is_on_trial = known.is_catching_up = known.is_late
-            if not known.is_late:
-                depths[index] = tried
-            return not known.is_late
-        return False
-
-    def _affords_catching_up(self, known: DraftingSequence) -> bool:
-        return self._chooser.budget.affords(self._catching_up_s(known))
-
-    def _catching_up_s(self, known: DraftingSequence) -> float:
-        return 0.0 if self._lagging is None else self._lagging.catch_up.cost_s(known.num_missing)
-
-    def _begin_trial(self, known: DraftingSequence, lost_s: float) -> bool:
-        """Spend the time of catching up for a trial if the budget has time for all of it; return whether it has."""
-        catching_up_s = self._catching_up_s(known)
-        if not self._chooser.budget.affords(catching_up_s + max(0.0, lost_s)):
-            return False
-        self._chooser.budget.spend(catching_up_s)
-        known.acceptance.note_trial()
-        return True
+            if tried:
+                known.is_on_trial = known.is_catching_up = known.is_late
+                if known.is_late:
+                    self._chooser.note_trial()
+                else:
+                    depths[index] = min(max(tried, least), cap)
+                return row
+        return None
 
     # ---- which
 
-    def _propose(self, row: Row, known: DraftingSequence, depth: int) -> None:
-        """Ask for drafts of a row and add them."""
-        begin_s = self._clock.now()
-        try:
-            self._calls.inform(row.sequence, known)
-            proposed = self._calls.propose(row.sequence, depth)
-            self._chooser.note_drafting(self._clock.now() - begin_s)
-            self._add(row, known, proposed, depth)
-        except DrafterError as error:
-            self._failed.setdefault(row.sequence, error)
-
-    def _propose_all(self, wanted: Candidates) -> None:
-        """Ask for drafts of several rows at once and add them."""
+    def _propose(self, wanted: Candidates) -> None:
+        """Ask for drafts of rows and add them."""
         begin_s, asked, lagging = self._clock.now(), [], self._lagging
         for row, known, depth in wanted:
             try:
@@ -371,37 +346,37 @@ class Speculation:
                 asked.append((row, known, depth))
             except DrafterError as error:
                 self._failed.setdefault(row.sequence, error)
-        depths = [depth for _, _, depth in asked]
+        depths, proposed = [depth for _, _, depth in asked], [0] * len(asked)
         try:
             if lagging is not None:
-                lagging.catch_up.limit(self._chooser.tick_s(depths))
+                lagging.limit(self._chooser.tick_s(depths))
         except DrafterError as error:
             self._calls.abandon(asked, error)
             return
-        proposals = self._calls.propose_all(asked)
-        if proposals is None:
+        proposals = self._calls.propose_all(asked) if self._is_batch else None
+        if self._is_batch and proposals is None:
             return
-        taken_s, proposed = self._clock.now() - begin_s, [0] * len(asked)
+        taken_s = self._clock.now() - begin_s
         for index, (row, known, depth) in enumerate(asked):
             try:
-                proposed[index] = self._add(row, known, proposals[index], depth)
+                proposal = self._calls.propose(row.sequence, depth) if proposals is None else proposals[index]
+                taken_s = self._clock.now() - begin_s if proposals is None else taken_s
+                proposed[index] = self._add(row, known, proposal, depth)
             except DrafterError as error:
                 self._failed.setdefault(row.sequence, error)
         if lagging is not None:
-            depths = lagging.note_proposals(asked, proposed)
-        self._chooser.note_batch(depths, proposed, taken_s, None if lagging is None else lagging.catch_up)
+            depths = lagging.note_proposals(asked, depths, proposed, taken_s)
+        if lagging is None or not self._calls.num_caught_up:
+            self._chooser.draft_cost.observe(depths, proposed, taken_s)
 
     def _add(self, row: Row, known: DraftingSequence, proposed: Any, depth: int) -> int:
         """Add a proposal to a row if it is long enough; return its number of tokens."""
         drafts = self._calls.checked(proposed, depth)
-        if not drafts:
-            if depth:  # with 0 the sequence only catches up
-                known.acceptance.note_no_proposal()
-        elif len(drafts) >= self._limits.min_draft:
+        if len(drafts) >= max(1, self._limits.min_draft):
             known.num_proposed = row.num_drafts = len(drafts)
             self.num_expected += known.acceptance.expected(len(drafts))
             row.token_ids = row.token_ids + drafts  # a new list, as the row's may be the sequence's own
-        else:
+        elif drafts:
             self._calls.rollback(row.sequence, len(drafts))
         return len(drafts)
 
