@@ -7,6 +7,8 @@ python -m benchmarks.speculation --ngram
 python -m benchmarks.speculation --demo
 python -m benchmarks.speculation --demo --servers paceline-off,paceline-drafts --rounds 100
 python -m benchmarks.speculation --acceptance 0.9 --widths 16 --cached --servers paceline,paceline-drafts
+python -m benchmarks.speculation --target TARGET.gguf --draft DRAFT.gguf --texts code,chat,story --widths 1,4,8
+python -m benchmarks.speculation --target TARGET.gguf --texts edit,quote --widths 1,4
 
 The models are `walk_models`: proposals of the draft model are right with a set probability. The servers stay for all rounds of a
 launch, with and without drafts; each round has prompts of its own, and uses the servers in turn. llama-server drafts three
@@ -17,7 +19,9 @@ of a set acceptance: a next-token-prediction head in the target's file, or an EA
 model with its draft model, on the beginnings of stories. --cached has the same prompts in all rounds, after a round that
 is not counted. "paceline-off", if it is named, is the server with drafts and requests without them: this compares a server with
 itself, as two processes of the same server differ by a few per cent. Its rounds teach the engine the time of passes without
-drafts, which an engine that always drafts sees more seldom.
+drafts, which an engine that always drafts sees more seldom. --target measures a real model on real texts: messages in its chat
+format, answered greedily. Without --draft it measures prompt lookup: "edit" returns a file of 200 lines (this one) with a name
+changed, "quote" answers from a quoted document.
 """
 
 from __future__ import annotations
@@ -43,6 +47,7 @@ from benchmarks.peers.driver import PromptMaker, Run
 from benchmarks.peers.servers import Launch, Programs, Running, launch, serving
 from benchmarks.peers.workloads import PlannedRequest, Segment, Workload
 from paceline import Model
+from paceline.chat import ChatFormat
 from paceline.demo import demo_draft_model_path, demo_model_path
 
 NUM_PROMPT, NUM_GENERATED = 64, 96
@@ -96,6 +101,82 @@ class EditingPrompts(PromptMaker):
         return ids
 
 
+_MESSAGES = {
+    "code": (
+        "Write a Python class for a binary search tree with insert, delete and find.",
+        "Write a Python function that parses a line of a CSV file with quoted fields, without the csv module.",
+        "Write a JavaScript function that debounces another function, and tests for it.",
+        "Write a C function that reverses a linked list, and a program that uses it.",
+        "Write a Python script that counts the words in all text files of a folder.",
+        "Write a SQL schema for a library with books, members and loans, and five queries.",
+        "Write a cache with a limit on its size as a decorator in Python.",
+        "Write an HTTP server in Go with two routes and a graceful shutdown.",
+    ),
+    "chat": (
+        "Why is the sky blue, and why are sunsets red?",
+        "How do I learn to cook within a month? Give me a plan.",
+        "What were the causes of the French revolution?",
+        "Explain recursion to a child, with three examples.",
+        "What should I look at when I buy a used car?",
+        "What is the difference between TCP and UDP, and when is each the better choice?",
+        "How does a refrigerator work?",
+        "Plan a weekend in Lisbon for two people.",
+    ),
+    "story": (
+        "Tell a story about a fox who lost his shadow.",
+        "Tell a story about a lighthouse keeper and a storm.",
+        "Tell a fairy tale with a dragon who bakes bread.",
+        "Tell a story about a train that never stops.",
+        "Tell a ghost story in an old library.",
+        "Tell a story about two rivers who fall in love.",
+        "Tell a story about a robot who paints.",
+        "Tell a story about a girl who collects clouds.",
+    ),
+}
+_RENAMED = ("options", "prompts", "servers", "outcomes", "drafting", "acceptance", "width", "found")
+_QUESTIONS = (
+    "What does --cached do? Quote all lines about it.",
+    "Which servers are compared, and how do they differ? Quote the document.",
+    "What is measured with draft heads? Quote the document.",
+    "What does the document say about prompt lookup? Quote it.",
+    "What does it say about llama-server? Quote every sentence that names it.",
+    "Repeat the commands in the document, each with a sentence on it.",
+    "Which models are used? Quote the document.",
+    "Summarise the document, and quote each sentence that you use.",
+)
+NUM_LINES = 200
+
+
+def messages_of(kind: str) -> tuple[str, ...]:
+    """Return eight messages of a kind of text."""
+    if kind == "edit":
+        lines = "\n".join(Path(__file__).read_text(encoding="utf-8").splitlines()[80 : 80 + NUM_LINES])
+        return tuple(
+            f"Return this file with the name `{name}` changed to `{name}_2` everywhere. Answer with the file alone.\n\n"
+            f"```python\n{lines}\n```"
+            for name in _RENAMED
+        )
+    if kind == "quote":
+        return tuple(f"{__doc__}\n\n{question}" for question in _QUESTIONS)
+    return _MESSAGES[kind]
+
+
+class ChatPrompts(PromptMaker):
+    """Messages in the model's chat format, each with a number, so that no prompt is in a cache."""
+
+    def __init__(self, model: Path, kind: str) -> None:
+        super().__init__(model)
+        self._format = ChatFormat(Model.load(model, vocab_only=True))
+        self._messages = messages_of(kind)
+
+    def token_ids(self, segments: tuple[Segment, ...], variation: int = 0) -> list[int]:
+        """Return the ids of a message; of the segment its seed alone counts."""
+        number = segments[0].seed + 3 * variation
+        content = f"Task {segments[0].seed}-{variation}: {self._messages[number % len(self._messages)]}"
+        rendered = self._format.render([{"role": "user", "content": content}])
+        return self._format.tokenizer.encode(rendered.text, parse_special=True)
+
+
 class StoryPrompts(PromptMaker):
     """Beginnings of stories, each about another word."""
 
@@ -118,8 +199,14 @@ def main() -> None:
     print(
         "drafts, width: tokens/s (ratio to those without drafts); ratio to llama-server with drafts, its defaults and tuned"
     )
+    if options.target is not None:
+        for kind in options.texts:
+            drafting = real_drafting(options.target, options.draft, kind)
+            measure(options, drafting, ChatPrompts(options.target, kind))
+        return
     for acceptance in [None] if options.ngram or options.demo else options.acceptance:
-        measure(options, acceptance)
+        drafting = demo_drafting() if options.demo else drafting_with(options.heads, acceptance)
+        measure(options, drafting, _prompts(drafting.model, options))
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -137,7 +224,17 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--ngram", action="store_true", help="prompt lookup on prompts that hold the output")
     kinds.add_argument("--demo", action="store_true", help="the demo model and its draft model")
+    kinds.add_argument("--target", type=Path, help="a real model, on real texts")
     kinds.add_argument("--heads", choices=("mtp", "eagle3"), help="draft heads in the place of a draft model")
+    parser.add_argument("--draft", type=Path, help="draft model of --target; without it prompt lookup")
+    parser.add_argument(
+        "--texts",
+        type=lambda text: text.split(","),
+        default=["code", "chat", "story"],
+        help="kinds of texts of --target",
+    )
+    parser.add_argument("--num-generated", type=int, default=NUM_GENERATED, help="tokens of each answer")
+    parser.add_argument("--num-requests", type=int, help="of a round; by default as many as streams, twice up to 8")
     parser.add_argument("--paceline", type=Path, default=Path(sys.executable), help="interpreter of its environment")
     options = parser.parse_args(arguments)
     if _OFF in options.servers and "paceline-drafts" not in options.servers:
@@ -145,15 +242,17 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return options
 
 
-def workload(width: int) -> Workload:
+def workload(width: int, options: argparse.Namespace) -> Workload:
     """Return a closed loop of this width: all streams twice, but 16 streams once."""
-    count = 2 * width if width < 16 else width
+    count = options.num_requests or (2 * width if width < 16 else width)
     return Workload(
         name=f"speculation-{width}",
         title=f"{width} streams",
         requests=tuple(
             PlannedRequest(
-                role="stream", segments=(Segment(100 * width + number, NUM_PROMPT),), max_tokens=NUM_GENERATED
+                role="stream",
+                segments=(Segment(100 * width + number, NUM_PROMPT),),
+                max_tokens=options.num_generated,
             )
             for number in range(count)
         ),
@@ -163,10 +262,8 @@ def workload(width: int) -> Workload:
     )
 
 
-def measure(options: argparse.Namespace, acceptance: float | None) -> None:
-    """Run all widths at one acceptance; None: with prompt lookup."""
-    drafting = demo_drafting() if options.demo else drafting_with(options.heads, acceptance)
-    prompts = _prompts(drafting.model, options)
+def measure(options: argparse.Namespace, drafting: Drafting, prompts: PromptMaker) -> None:
+    """Run all widths with a drafter, and print a line for each."""
     found: dict[int, dict[str, list[Outcome]]] = {width: defaultdict(list) for width in options.widths}
     for number in range(options.launches):
         measure_once(options, drafting, prompts, number * options.rounds, found)
@@ -195,7 +292,7 @@ def measure_once(
         for width in options.widths:
             for number in range(first_round - options.cached, first_round + options.rounds):
                 for name in list(servers) if number % 2 else list(reversed(servers)):
-                    outcome = run(workload(width), prompts, servers[name], 0 if options.cached else number)
+                    outcome = run(workload(width, options), prompts, servers[name], 0 if options.cached else number)
                     if number >= first_round:
                         found[width][name].append(outcome)
             print(f"launch {1 + first_round // options.rounds}: measured {width} streams", file=sys.stderr, flush=True)
@@ -220,6 +317,13 @@ def demo_drafting() -> Drafting:
     return Drafting("demo pair", demo_model_path(), draft, ("--spec-type", "draft-simple"))
 
 
+def real_drafting(target: Path, draft: Path | None, kind: str) -> Drafting:
+    """Return a real model with a draft model, or with prompt lookup."""
+    if draft is None:
+        return Drafting(f"{kind}, prompt lookup", target, ("--spec-type", "ngram-simple"))
+    return Drafting(f"{kind}, {draft.stem}", target, ("-md", str(draft), "--spec-type", "draft-simple"))
+
+
 def _prompts(model: Path, options: argparse.Namespace) -> PromptMaker:
     if options.demo:
         return StoryPrompts(model)
@@ -234,7 +338,7 @@ def launches(options: argparse.Namespace, drafting: Drafting) -> dict[str, Launc
     room = ("-np", "16", "-c", "16384")
     most = () if options.n_max is None else ("--spec-draft-n-max", str(options.n_max))
     drafts, peers = (*drafting.flags, *most), drafting.peer_flags
-    plain = replace(workload(16), limits=room)
+    plain = replace(workload(16, options), limits=room)
     paceline = launch("paceline", plain, programs, drafting.model, [], ())
     llama_server = launch("llama-server", plain, programs, drafting.model, [])
     return {

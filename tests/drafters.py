@@ -23,6 +23,7 @@ def force_depths(monkeypatch: pytest.MonkeyPatch, most_each: int) -> None:
         return [min(cap, most_each, most // len(candidates)) for _, cap in candidates]
 
     monkeypatch.setattr(DepthChooser, "choose", choose)
+    monkeypatch.setattr(DepthChooser, "trial", lambda *_, **__: 0)
 
 
 def read_beside_a_kill(llm: LLM, prompt: str, options: dict[str, Any]) -> tuple[list[int], StreamChunk]:

@@ -273,27 +273,6 @@ class DecodeCost:
         share = (num_rows - below) / (above - below)
         return self._seconds[below] * (1 - share) + self._seconds[above] * share
 
-    def seen_seconds(self, num_rows: int) -> float | None:
-        """Return the measured seconds of a pass of this kind; None if none was seen."""
-        return self._seconds.get(num_rows)
-
-    def least_seconds(self, num_rows: int) -> float | None:
-        """Return the measured seconds of a pass of this kind, else its least seconds; None beyond the measured sizes.
-
-        Whole blocks of rows are the cheapest, so a size between two of them hardly takes less than the interpolated time.
-        """
-        if (known := self._seconds.get(num_rows)) is not None:
-            return known
-        whole = [size for size in self._sizes if size == 1 or size % BLOCK_TOKENS == 0]
-        index = bisect_left(whole, num_rows)
-        if index in (0, len(whole)):
-            return None
-        return self._between(whole[index - 1], whole[index], num_rows)
-
-    def knows(self, num_rows: int) -> bool:
-        """Return whether the least time of a pass of this kind is known."""
-        return self.least_seconds(num_rows) is not None
-
     def observe(self, num_rows: int, num_cells: int, seconds: float) -> None:
         """Learn from a pass that only decoded; num_cells: in use at its end."""
         model = self._cost_model

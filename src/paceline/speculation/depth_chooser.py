@@ -24,7 +24,7 @@ from paceline.sequence import Row
 
 FIRST_PROBABILITY = 0.7
 """Share of accepted drafts that is assumed before any is judged."""
-COMPARING_SHARE = 0.01
+COMPARING_SHARE = 0.005
 """Part of the time for ticks that only compare, and for decisions."""
 GAIN = 1 / 16
 """Weight of a new verdict or time in a running mean."""
@@ -32,8 +32,10 @@ GAIN = 1 / 16
 KEPT_FOR = 16
 """Fewest ticks for which a choice is kept while nothing else changes."""
 _MOST_KEPT = 256
+_PRIOR_VERDICTS = 4  # the weight of the share that a sequence begins with
 _SIZES = (*range(1, 9), 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128)  # numbers of drafts that are compared
 _LEAST_WORTH = 0.02  # tokens; drafts worth less are ignored
+_LEAST_S = 1e-9  # of a pass, on a clock that does not advance
 _OUTLIER = 2.0  # a time counts as at most so many expected ones: the machine may have been asleep
 _LITTLE_S = 0.0005  # and this, for times of a few microseconds
 
@@ -42,24 +44,24 @@ class Acceptance:
     """The running share of accepted drafts of a sequence, which begins at the share of all sequences of its drafter.
 
     A draft is judged if all drafts before it were accepted: a proposal gives a verdict for each accepted draft, and one for
-    the draft after them.
+    the draft after them. The first verdicts count more, until `GAIN` is their weight.
 
     usual: of all sequences; it follows more slowly. since_s: seconds of ticks since the sequence last had drafts.
     """
 
-    __slots__ = ("_usual", "probability", "since_s")
+    __slots__ = ("_num_verdicts", "_usual", "probability", "since_s")
 
     def __init__(self, usual: Acceptance | None = None) -> None:
-        self._usual = usual
-        self.probability = FIRST_PROBABILITY if usual is None else usual.probability
+        self._usual, self._num_verdicts = usual, _PRIOR_VERDICTS
+        self.probability: float = FIRST_PROBABILITY if usual is None else usual.probability
         self.since_s = 0.0
 
     def observe(self, num_drafts: int, num_accepted: int) -> None:
         """Learn from a proposal whose first `num_accepted` drafts were accepted."""
         gain = GAIN / 4 if self._usual is None else GAIN
-        self.probability = 1 - (1 - self.probability) * (1 - gain) ** num_accepted
-        if num_accepted < num_drafts:
-            self.probability *= 1 - gain
+        for number in range(min(num_accepted + 1, num_drafts)):
+            self._num_verdicts += 1
+            self.probability += max(gain, 1 / self._num_verdicts) * ((number < num_accepted) - self.probability)
         if self._usual is not None:
             self._usual.observe(num_drafts, num_accepted)
 
@@ -78,9 +80,9 @@ class DraftCost:
     """Running means of the seconds of drafting, by the size of a step.
 
     A batch drafter computes a pass for the first draft of all sequences, a pass for the second draft of the sequences that have
-    one, and so on: the size of a step is its number of sequences. With `drafts_blocks` a proposal is one step, and its size is the number of
-    its rows: the newest token of each sequence, and the drafts. A drafter that is asked for one sequence after the other takes a
-    step of size 1 for each. Before the first proposal a step is free, so that one is made.
+    one, and so on: the size of a step is its number of sequences. With `drafts_blocks` a proposal is one step, and its size is
+    the number of its rows: the newest token of each sequence, and the drafts. A drafter that is asked for one sequence after
+    the other takes a step of size 1 for each. Before the first proposal a step is free, so that one is made.
     """
 
     def __init__(self, *, is_batch: bool, drafts_blocks: bool = False) -> None:
@@ -177,9 +179,9 @@ class DepthChooser:
     """Chooses the drafts of a tick; one chooser for each drafter.
 
     draft_cost: of the drafter. deciding_s: running mean of the seconds of deciding. expected_beside: tokens that the drafts of
-    other drafters in the rows are expected to win. is_comparing: whether the last choice is a tick without drafts that only compares.
-    max_rollback: wrong drafts of a row beyond which all of it is computed again; None: never. itl_target_s: while several
-    sequences decode, drafts do not make a tick longer.
+    other drafters in the rows are expected to win. is_comparing: whether the last choice is a tick without drafts that only
+    compares. max_rollback: wrong drafts of a row beyond which all of it is computed again; None: never. itl_target_s: while
+    several sequences decode, drafts do not make a tick longer.
     """
 
     def __init__(
@@ -282,7 +284,8 @@ class DepthChooser:
     def _is_plain_due(self) -> bool:
         """Return whether this tick goes without drafts, to see its cost.
 
-        That is so if no such tick was seen, or if the time since the last one allows its loss. Beside prompts it would show nothing.
+        That is so if no such tick was seen, or if the time since the last such tick allows its loss. Beside prompts it would
+        show nothing.
         """
         beside = self._beside
         if not beside.only_decodes or beside.num_drafts:
@@ -374,7 +377,8 @@ class DepthChooser:
         """Return the seconds of decoding in a pass; the time that drafts add to a prompt's part counts as theirs."""
         seconds = self._pass_times.get(num_drafts)
         if seconds is None:
-            seconds = self._pass_times[num_drafts] = self._new_pass_s(self._beside.num_drafts + num_drafts)
+            seconds = max(_LEAST_S, self._new_pass_s(self._beside.num_drafts + num_drafts))
+            self._pass_times[num_drafts] = seconds
         return seconds
 
     def _new_pass_s(self, num_drafts: int) -> float:

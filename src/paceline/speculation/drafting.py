@@ -205,7 +205,7 @@ class Speculation:
         self._chooser.note_deciding(self._clock.now() - begin_s)
         if wanted:
             self._propose(wanted)
-            if self._on_trial is not None and not any([row.num_drafts or depth == 0 for row, _, depth in wanted]):
+            if self._on_trial is not None and not any(row.num_drafts or depth == 0 for row, _, depth in wanted):
                 self._rest(rows, self._chooser.rest_ticks())  # the drafter had nothing to try
             elif self._on_trial is not None and self._on_trial.num_drafts:
                 self._chooser.note_trial()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,8 +13,6 @@ from tests.unit.speculation.test_speculation import futures, speculative, told, 
 
 from paceline.cost_model import MeasuredPass
 from paceline.errors import DrafterError
-from paceline.speculation.cost import DraftCost, step_sizes
-from paceline.speculation.depth_chooser import DraftingTimes, choose_depths
 from paceline.testing.fake_backend import FakeCost
 
 LONG: dict[str, Any] = {"max_tokens": 30, "ignore_eos": True}
@@ -214,7 +212,7 @@ class Timed(BatchOracle):
 
     def propose_all(self, wanted: Sequence[tuple[int, int]]) -> list[list[int]]:
         proposals = super().propose_all(wanted)
-        self.world.clock.advance(self.step_s * len(step_sizes(map(len, proposals))))
+        self.world.clock.advance(self.step_s * max(map(len, proposals), default=0))
         return proposals
 
 
@@ -234,85 +232,3 @@ def test_depth_follows_what_steps_take() -> None:
     assert times[0.0] < times[0.003] < 0.9 * 250 * 0.01
     assert spent[0.03] < 30
     assert times[0.03] < 1.2 * 250 * 0.01  # the first proposal is made at no known price
-
-
-def test_a_step_for_several_sequences_counts_once() -> None:
-    """The additional cost of drafts in a step that is made anyway counts, so that more sequences draft deeper than one."""
-
-    def depths(num_candidates: int, step_s: Callable[[int], float], limit_s: float = math.inf) -> list[int]:
-        times = DraftingTimes(lambda num: 1.0, step_s, limit_s)
-        return choose_depths([(0.8, 8)] * num_candidates, num_candidates, times, 100)
-
-    alone, together = depths(1, lambda num: 0.4), depths(4, lambda num: 0.4)
-    dear = depths(4, lambda num: 0.4 * num)
-    assert alone == [2]
-    assert together == [2] * 4
-    assert max(dear) < 2
-    limited = depths(1, lambda num: 0.4, 1.5)
-    assert limited == [1]
-
-
-def test_a_block_is_one_step_which_goes_by_its_rows() -> None:
-    """A row for the newest token of each sequence and a row for each draft; depth costs these rows."""
-
-    def depths(block_s: Callable[[Sequence[int]], float]) -> list[int]:
-        return choose_depths([(0.8, 8)], 1, DraftingTimes(lambda num: 1.0, block_s=block_s), 100)
-
-    assert depths(lambda depths: 0.4) == [8]
-    assert depths(lambda depths: 0.2 * (1 + sum(depths))) == [4]
-    cost = DraftCost(drafts_blocks=True)
-    assert cost.steps([3, 0, 1, 3]) == [10]
-    assert cost.steps([0, 0]) == []
-    assert cost.of_depths([7]) == 0.0
-
-
-def test_times_of_deep_blocks_say_little_of_shallow_ones_and_the_reverse() -> None:
-    """Fewer rows are assumed to be cheaper, and more rows as dear as the most seen, until they are tried."""
-    deep = DraftCost(drafts_blocks=True)
-    deep.observe(deep.steps_taken([15], [15]), 0.09)
-    assert deep.of_depths([1]) == pytest.approx(0.09 * 2 / 16)
-    deep.observe(deep.steps_taken([1], [1]), 0.02)
-    assert deep.of_depths([1]) == 0.02
-    assert deep.of_depths([15]) == 0.09
-    assert deep.of_depths([8]) == pytest.approx(0.055)
-    shallow = DraftCost(drafts_blocks=True)
-    shallow.observe(shallow.steps_taken([1, 1], [1, 1]), 0.03)
-    assert shallow.of_depths([15]) == 0.03
-    shallow.observe(shallow.steps_taken([15], [15]), 0.09)
-    assert shallow.of_depths([15]) == 0.09
-
-
-def test_blocks_are_no_deeper_than_the_file_makes_them() -> None:
-    """More may be asked for; drafts that were too improbable were computed all the same."""
-    cost = DraftCost(drafts_blocks=True)
-    assert cost.steps_taken([40], [7]) == [8]
-    assert cost.steps_taken([40, 6], [0, 2]) == [15]
-    assert cost.steps([40, 40]) == [16]
-
-
-def test_steps_are_counted_by_the_sequences_that_reach_them() -> None:
-    """Sequences without drafts are in none."""
-    assert step_sizes([3, 0, 1, 3]) == [3, 2, 2]
-    assert step_sizes([]) == []
-
-
-def test_times_of_steps_are_learned_from_whole_proposals() -> None:
-    """By the number of sequences, between numbers that were seen, and without a single time that was odd."""
-    cost = DraftCost()
-    assert cost.seconds(4) == 0.0
-    for _ in range(20):
-        cost.observe([4, 2, 2], 0.010)
-        cost.observe([2, 2], 0.004)
-    assert cost.seconds(2) == pytest.approx(0.002, rel=0.05)
-    assert cost.seconds(4) == pytest.approx(0.006, rel=0.05)
-    assert cost.seconds(3) == pytest.approx(0.004, rel=0.05)
-    assert cost.seconds(1) == cost.seconds(2)
-    assert cost.seconds(9) == cost.seconds(4)
-    assert cost.of_depths([2, 1, 2, 2]) == pytest.approx(cost.seconds(4) + cost.seconds(3))
-    cost.observe([4], 600.0)
-    assert cost.seconds(4) == pytest.approx(0.006, rel=0.05)
-    for _ in range(5):
-        cost.observe([4], 0.03)
-    assert cost.seconds(4) == pytest.approx(0.03, rel=0.1)
-    cost.observe([], 1.0)  # nothing was proposed, so no step took it
-    assert cost.seconds(4) == pytest.approx(0.03, rel=0.1)

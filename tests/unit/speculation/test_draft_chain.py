@@ -12,7 +12,6 @@ from tests.unit.speculation.test_speculation import CHEAP, Failing, Fixed, _spre
 
 from paceline.cost_model import DecodeCost, MeasuredPass, TickCostModel
 from paceline.errors import DrafterError, InvalidParams, InvalidType
-from paceline.speculation.acceptance import Acceptance, UsualAcceptance
 from paceline.speculation.depth_chooser import DepthChooser
 from paceline.speculation.drafters.ngram import NgramDrafter
 from paceline.speculation.drafting import DraftChain
@@ -170,14 +169,6 @@ def test_random_chains_say_what_decoding_alone_says() -> None:
             assert told(outcome) == told(World(num_cells=400).alone(prompt, **options))
         world.tick()
         assert not any(drafter.known for drafter in drafters)
-
-
-def test_expected_tokens_are_the_worths_together() -> None:
-    """Of all drafts of a proposal; for certain drafts their number."""
-    one = Acceptance(UsualAcceptance(0.5))
-    assert one.expected(3) == pytest.approx(0.5 + 0.25 + 0.125)
-    assert one.expected(0) == 0.0
-    assert Acceptance(UsualAcceptance(1.0)).expected(3) == 3.0
 
 
 @pytest.mark.parametrize(

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from tests.drafters import Oracle
-from tests.engine_world import Outcome, World, make_limits
+from tests.engine_world import Outcome, World
 
-from paceline.cost_model import DecodeCost, MeasuredPass, TickCostModel
+from paceline.cost_model import DecodeCost, MeasuredPass
 from paceline.errors import Aborted, DrafterError
-from paceline.observability.metrics import Instrument, Instruments
+from paceline.observability.metrics import Instrument
 from paceline.scheduling.records import TickRecord
 from paceline.sequence import Row
-from paceline.speculation.acceptance import Acceptance, UsualAcceptance
-from paceline.speculation.depth_chooser import DepthChooser, DraftingTimes, choose_depths
-from paceline.speculation.drafting import DraftingSequence, Speculation
+from paceline.speculation.drafting import Speculation
 from paceline.streaming import FinishReason
-from paceline.testing.fake_backend import FakeBackend, FakeCost, ManualClock
+from paceline.testing.fake_backend import FakeCost
 
 CHEAP = FakeCost(base_s=0.01, token_s=0.00001)
 
@@ -64,6 +61,7 @@ def speculative(drafter: Any, depth: int | None = 4, **options: Any) -> World:
         speculation._chooser.choose = lambda candidates, rows, num_cells, most, num_ticks: _spread(  # type: ignore[method-assign]
             candidates, depth, most
         )
+        speculation._chooser.trial = lambda *_, **__: 0  # type: ignore[method-assign]
     return world
 
 
@@ -266,32 +264,6 @@ def test_drafts_keep_a_tick_within_what_a_window_can_take_back() -> None:
     assert max(sum(row.num_tokens for row in tick.rows) for tick in ticks) > 6
 
 
-@pytest.mark.parametrize("max_rollback", [0, 2, 12])
-@pytest.mark.parametrize("probability", [0.2, 0.5, 0.8, 0.95])
-def test_depths_weigh_what_is_computed_again(probability: float, max_rollback: int) -> None:
-    """For one sequence the depths have the most tokens in a second in a simulation, or nearly."""
-
-    def seconds(num_drafts: int) -> float:
-        return 1.0 + 0.15 * num_drafts
-
-    def simulated(depth: int) -> float:
-        source, tokens, spent, num_again = random.Random(depth), 0, 0.0, 0
-        for _ in range(20_000):
-            if num_again or not depth:
-                tokens, spent, num_again = tokens + 1, spent + seconds(num_again), 0
-                continue
-            num_right = next((i for i in range(depth) if source.random() >= probability), depth)
-            tokens, spent = tokens + num_right + 1, spent + seconds(depth)
-            num_again = 0 if depth - num_right <= max_rollback else num_right + 1
-        return tokens / spent
-
-    (chosen,) = choose_depths([(probability, 12)], 1, DraftingTimes(seconds, max_rollback=max_rollback), 12)
-    (free,) = choose_depths([(probability, 12)], 1, DraftingTimes(seconds), 12)
-    assert chosen <= free
-    assert simulated(chosen) >= 0.97 * max(simulated(depth) for depth in (*range(9), 10, 12))
-    assert chosen < free or probability == 0.2 or max_rollback
-
-
 @pytest.mark.parametrize("memory", MEMORIES[2:], ids=str)
 def test_costs_decide_with_rows_that_are_taken_back(memory: dict[str, Any]) -> None:
     """If drafts are right often enough the text comes sooner, and if they are wrong not much later."""
@@ -409,8 +381,8 @@ class Uncopyable:
         return Uncopyable(self._num_copies - 1)
 
 
-def test_right_drafts_that_no_pass_has_are_no_mistake_of_the_drafter_and_stop() -> None:
-    """A sequence with masks that are never ready goes without drafts; other and later sequences are not affected."""
+def test_right_drafts_that_no_pass_has_win_nothing_and_stop() -> None:
+    """A sequence with masks that are never ready goes without drafts; later sequences have theirs."""
     options: dict[str, Any] = {"max_tokens": 200, "ignore_eos": True}
     oracle = Oracle(futures("abc", **options))
     world = speculative(oracle, depth=None, num_cells=1000)
@@ -419,10 +391,8 @@ def test_right_drafts_that_no_pass_has_are_no_mistake_of_the_drafter_and_stop() 
     world.tick(190)
     speculation: Any = world.scheduler._speculation
     ((_, known),) = speculation._sequences.items()
-    assert 4 < oracle.num_proposals < 30
-    assert known.acceptance.probability > 0.9
-    assert known.acceptance.worth < 0.1
-    assert speculation._usual.probability > 0.75
+    assert 4 < oracle.num_proposals < 80  # a draft costs a thousandth of a pass, so trials are frequent
+    assert known.acceptance.probability < 0.1
     world.run()
     assert usage(outcome).draft_tokens == 0
     free = world.submit("abc", **options)
@@ -438,7 +408,6 @@ def test_a_draft_that_a_constraint_forbids_is_wrong() -> None:
     speculation: Any = world.scheduler._speculation
     ((_, known),) = speculation._sequences.items()
     assert known.acceptance.probability < 0.4
-    assert known.acceptance.worth == known.acceptance.probability
     world.run()
     assert usage(outcome).draft_tokens == 0
 
@@ -654,16 +623,6 @@ def test_a_drafter_that_raises_twice_ends_its_sequence_once() -> None:
     assert "rollback" in str(outcome.last().error)
 
 
-def test_a_proposal_that_took_long_once_is_forgiven() -> None:
-    """A machine that was asleep does not turn speculation off; a drafter that is slow each time does."""
-    chooser = DepthChooser(TickCostModel(), DecodeCost(TickCostModel()), 0.05)
-    chooser.note_drafting(600.0)
-    assert chooser.draft_s < 0.001
-    for _ in range(100):
-        chooser.note_drafting(0.05)
-    assert chooser.draft_s == pytest.approx(0.05, rel=0.1)
-
-
 @pytest.mark.parametrize("name", ["begin", "propose", "observe", "rollback"])
 def test_a_drafter_that_raises_ends_its_sequence(name: str) -> None:
     """Whatever a drafter raises, the request says so."""
@@ -730,26 +689,6 @@ def test_drafts_keep_the_inter_token_target_of_the_sequences_beside() -> None:
     assert longest_s[False] > 0.06
 
 
-def test_a_trial_that_has_no_room_is_not_used_up() -> None:
-    """A sequence that was due gets its trial as soon as the memory has room again."""
-    acceptance = Acceptance(UsualAcceptance())
-    for _ in range(10):
-        acceptance.observe(4, 0)
-    limits = make_limits(FakeBackend(clock=ManualClock()), min_draft=2)
-    chooser = DepthChooser(TickCostModel(), DecodeCost(TickCostModel()), 0.05)
-    chooser.choose = lambda candidates, rows, num_cells, most, num_ticks: [0]  # type: ignore[method-assign]
-    chooser.budget.pass_time(10_000.0)
-    one = Speculation(Fixed(1, 2), limits, chooser, ManualClock(), Instruments().drafter_failed)
-    candidates: Any = [
-        (Row(World().request("abc").sequences[0], 0, [1], True, [], None), DraftingSequence(acceptance), 8)
-    ]
-    rows = [row for row, _, _ in candidates]
-    assert [one._choose(candidates, rows, 0, room=1) for _ in range(100)] == [([], False)] * 100
-    ((_, _, depth),), is_trial = one._choose(candidates, rows, 0, room=2)
-    assert depth == 2
-    assert is_trial
-
-
 def test_speculation_that_never_pays_costs_at_most_two_percent() -> None:
     """With a drafter that is always wrong and passes as dear as tokens, the time is that without it."""
     options = {"max_tokens": 380, "ignore_eos": True}
@@ -763,49 +702,3 @@ def test_speculation_that_never_pays_costs_at_most_two_percent() -> None:
         world.run()
         times.append(world.clock.now() - begin_s)
     assert times[1] <= times[0] * 1.02 + 0.04
-
-
-def test_depths_follow_worth_and_cost() -> None:
-    """The most valuable drafts go in first, as many as make the most tokens in a second."""
-    flat = choose_depths([(0.9, 8), (0.3, 8)], 2, DraftingTimes(lambda num: 1.0), 100)
-    assert flat[0] == 8
-    assert 0 < flat[1] < 8
-    assert choose_depths([(0.9, 8), (0.3, 8)], 2, DraftingTimes(lambda num: 2.0 + num), 100) == [0, 0]
-    assert choose_depths([(0.9, 8), (0.3, 8)], 2, DraftingTimes(lambda num: 2.0 + 0.5 * num), 100)[1] == 0
-    assert sum(choose_depths([(0.9, 8)] * 4, 4, DraftingTimes(lambda num: 1.0), 5)) == 5
-    assert choose_depths([(0.9, 8)], 2, DraftingTimes(lambda num: 1.0 + 0.01 * num, limit_s=1.055), 100) == [5]
-    assert choose_depths([(0.9, 8)], 2, DraftingTimes(lambda num: 1.0 + 0.01 * num, limit_s=1.0), 100) == [0]
-    assert choose_depths([(0.9, 0)], 1, DraftingTimes(lambda num: 1.0), 5) == [0]
-
-
-def test_worth_is_of_drafts_that_are_right_and_in_the_pass() -> None:
-    """Right drafts that were left out do not count against the drafter, and are worth nothing."""
-    one = Acceptance(UsualAcceptance())
-    for _ in range(10):
-        one.observe(3, 3, 2)
-    assert one.probability > 0.9
-    assert one.worth == pytest.approx(2 / 3, abs=0.1)
-    for _ in range(20):
-        one.observe(1, 1, 0)
-    assert one.probability > 0.9
-    assert one.worth < 0.1
-    one.observe(0, 0, 0)
-    assert one.worth < 0.1
-
-
-def test_acceptance_follows_verdicts_and_trials_become_rare() -> None:
-    """Probability follows the verdicts; failing drafts are tried less and less often."""
-    one = Acceptance(UsualAcceptance())
-    for _ in range(10):
-        one.observe(4, 4)
-    assert one.probability > 0.9
-    for _ in range(30):
-        one.observe(4, 0)
-    assert one.probability < 0.4
-    waits = []
-    for _ in range(3):
-        waits.append(next(number for number in range(5000) if one.is_due or one.note_plain(1)))
-        one.note_trial()
-        one.observe(2, 0)
-    assert waits == sorted(waits)
-    assert waits[0] < waits[2]
