@@ -247,6 +247,8 @@ void multiply(Format format, const uint8_t * group, int64_t num_columns, bool is
         KERNEL_CASE(q5_1)
         KERNEL_CASE(iq4_nl)
         KERNEL_CASE(iq4_xs)
+        KERNEL_CASE(iq3_xxs)
+        KERNEL_CASE(iq3_s)
         KERNEL_CASE(mxfp4)
         KERNEL_CASE(q4_k)
         KERNEL_CASE(q5_k)
@@ -287,7 +289,7 @@ void quantise(const float * row, int64_t first, int64_t end, Format format, uint
     uint8_t * block         = tile + first / block_columns * tile_block_bytes(format, num_tokens);
     for (int64_t column = first; column < end; column += block_columns, block += tile_block_bytes(format, num_tokens)) {
         uint32_t sums[2];
-        const float unit = Isa::quantise_block(row + column, block + place * block_columns, sums);
+        const float unit = info.factor * Isa::quantise_block(row + column, block + place * block_columns, sums);
         if constexpr (takes_pairs<Isa>) {
             Isa::order_codes(block + place * block_columns, has_halves);
         }

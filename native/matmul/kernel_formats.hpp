@@ -49,6 +49,8 @@ template <typename Isa, int tokens> struct Nibbles {
 
 // Nibbles that are indices of values, which are stored here with the format's code_offset.
 alignas(16) constexpr uint8_t iq4_values[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
+alignas(16) constexpr uint8_t iq3_xxs_values[16] = {34, 38, 42, 46, 50, 54, 58, 63, 30, 26, 22, 18, 14, 10, 6, 1};
+alignas(16) constexpr uint8_t iq3_s_values[16] = {16, 18, 20, 22, 24, 26, 28, 30, 14, 12, 10, 8, 6, 4, 2, 0};
 alignas(16) constexpr uint8_t fp4_values[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 
 template <typename Isa, int tokens, int num_bits, const uint8_t (&values)[16]> struct Indices : Nibbles<Isa, tokens> {
@@ -61,6 +63,8 @@ template <typename Isa, int tokens, int num_bits, const uint8_t (&values)[16]> s
     }
 };
 template <typename Isa, int tokens> using Iq4 = Indices<Isa, tokens, 8, iq4_values>;
+template <typename Isa, int tokens> using Iq3Xxs = Indices<Isa, tokens, 6, iq3_xxs_values>;
+template <typename Isa, int tokens> using Iq3S = Indices<Isa, tokens, 5, iq3_s_values>;
 template <typename Isa, int tokens> using Fp4 = Indices<Isa, tokens, 5, fp4_values>;
 
 template <typename Isa, int tokens> struct FiveBits : Nibbles<Isa, tokens> {
@@ -197,6 +201,8 @@ template <typename Isa> struct Layout<Isa, Format::q4_1> : LayoutOf<Isa, Nibbles
 template <typename Isa> struct Layout<Isa, Format::q5_1> : LayoutOf<Isa, FiveBits, OneScaleAndMinimum, 1> {};
 template <typename Isa> struct Layout<Isa, Format::iq4_nl> : LayoutOf<Isa, Iq4, OneScale, 1> {};
 template <typename Isa> struct Layout<Isa, Format::iq4_xs> : LayoutOf<Isa, Iq4, Signed8, 8> {};
+template <typename Isa> struct Layout<Isa, Format::iq3_xxs> : LayoutOf<Isa, Iq3Xxs, Signed8, 8> {};
+template <typename Isa> struct Layout<Isa, Format::iq3_s> : LayoutOf<Isa, Iq3S, Signed8, 8> {};
 template <typename Isa> struct Layout<Isa, Format::mxfp4> : LayoutOf<Isa, Fp4, Exponents, 1> {};
 template <typename Isa> struct Layout<Isa, Format::q4_k> : LayoutOf<Isa, Nibbles, ScaleAndMinimum, 8> {};
 template <typename Isa> struct Layout<Isa, Format::q5_k> : LayoutOf<Isa, FiveBits, ScaleAndMinimum, 8> {};

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #define GGML_COMMON_DECL_C // names members of unions without a prefix
+#define GGML_COMMON_IMPL_C // has the code books
 #include "ggml-common.h"
 
 namespace paceline::matmul {
@@ -104,6 +105,38 @@ void pack(const block_iq4_xs & block, uint8_t * to, int row) {
         const int low = block.scales_l[i / 2] >> (4 * (i % 2)) & 15, high = block.scales_h >> (2 * i) & 3;
         to[i * group_rows + row] = static_cast<uint8_t>((low | high << 4) - 32);
         put_nibbles(to + 8 * group_rows + i * 16 * group_rows, row, split_nibbles(block.qs + 16 * i));
+    }
+}
+
+// Indices of magnitudes, with bit j of `signs` as the fourth bit of byte j.
+uint32_t with_signs(uint32_t magnitudes, uint32_t signs) { return magnitudes | ((signs & 15) * 0x00204081u & every_byte(1)) << 3; }
+
+void pack(const block_iq3_xxs & block, uint8_t * to, int row) {
+    put_half(to, row, block.d);
+    to += 2 * group_rows;
+    for (int i = 0; i < 8; ++i) {
+        const uint32_t scale_and_signs = word_at(block.qs + QK_K / 4, i);
+        Codes codes;
+        for (int c = 0; c < num_chunks; ++c) {
+            const int signs = ksigns_iq2xs[scale_and_signs >> (c / 2 * 7) & 127] >> (c % 2 * 4);
+            codes.chunks[c] = with_signs(iq3xxs_grid[block.qs[num_chunks * i + c]] >> 3 & every_byte(7), signs); // 4, 12 ... 52, 62
+        }
+        to[i * group_rows + row] = static_cast<uint8_t>(2 * (scale_and_signs >> 28) + 1);
+        put_nibbles(to + 8 * group_rows + i * 16 * group_rows, row, codes);
+    }
+}
+
+void pack(const block_iq3_s & block, uint8_t * to, int row) {
+    put_half(to, row, block.d);
+    to += 2 * group_rows;
+    for (int i = 0; i < 8; ++i) {
+        Codes codes;
+        for (int c = 0; c < num_chunks; ++c) {
+            const int entry = block.qs[num_chunks * i + c] | (block.qh[i] >> c & 1) << 8;
+            codes.chunks[c] = with_signs(iq3s_grid[entry] >> 1 & every_byte(7), block.signs[4 * i + c / 2] >> (c % 2 * 4)); // 1, 3 ... 15
+        }
+        to[i * group_rows + row] = static_cast<uint8_t>(2 * (block.scales[i / 2] >> (i % 2 * 4) & 15) + 1);
+        put_nibbles(to + 8 * group_rows + i * 16 * group_rows, row, codes);
     }
 }
 
@@ -305,6 +338,8 @@ constexpr FormatInfo formats[] = {
     {GGML_TYPE_Q5_1, 32, 24 * group_rows, 0, true, 1},
     {GGML_TYPE_IQ4_NL, 32, 18 * group_rows, 128, false, 1},
     {GGML_TYPE_IQ4_XS, 256, 138 * group_rows, 128, false, 1},
+    {GGML_TYPE_IQ3_XXS, 256, 138 * group_rows, 32, false, 1, 0.5f}, // codes are half of the code book's magnitudes, scales d * s / 4
+    {GGML_TYPE_IQ3_S, 256, 138 * group_rows, 15, false, 1},
     {GGML_TYPE_MXFP4, 32, 17 * group_rows, 12, false, 1},
     {GGML_TYPE_Q4_K, 256, 148 * group_rows, 0, true, 1},
     {GGML_TYPE_Q5_K, 256, 180 * group_rows, 0, true, 1},
@@ -350,6 +385,8 @@ void pack_group(Format format, const void * rows, int64_t first_row, int64_t num
         case Format::q5_1: return pack_rows<block_q5_1>(info, first, count, num_columns, group);
         case Format::iq4_nl: return pack_rows<block_iq4_nl>(info, first, count, num_columns, group);
         case Format::iq4_xs: return pack_rows<block_iq4_xs>(info, first, count, num_columns, group);
+        case Format::iq3_xxs: return pack_rows<block_iq3_xxs>(info, first, count, num_columns, group);
+        case Format::iq3_s: return pack_rows<block_iq3_s>(info, first, count, num_columns, group);
         case Format::mxfp4: return pack_rows<block_mxfp4>(info, first, count, num_columns, group);
         case Format::q4_k: return pack_rows<block_q4_K>(info, first, count, num_columns, group);
         case Format::q5_k: return pack_rows<block_q5_K>(info, first, count, num_columns, group);

@@ -9,6 +9,7 @@
 //   Q4_1           d -m  nibbles                      m: 16 bit float of each row
 //   Q5_1           d -m  fifth bits, nibbles
 //   IQ4_XS         d     8 scales              8 x nibbles
+//   IQ3_XXS, IQ3_S d     8 scales              8 x nibbles (an index of eight magnitudes, and the sign)
 //   Q4_K           d dmin  8 scales, 8 minima   8 x nibbles
 //   Q5_K           likewise                     8 x (fifth bits, nibbles)
 //   Q6_K           d       16 scales            8 x (bits 5 and 6, nibbles)
@@ -21,9 +22,9 @@
 // `pairs of bits` twice 32 rows with the four chunks of 16 columns. Q2_K has a scale and a minimum in the halves of a byte.
 // `words` are signed codes of 16 bits: a chunk is two columns, and there are 16 chunks of 32 rows. Their unit is 2^(e - 127), so
 // weights near the largest of their block keep all of their bits.
-// All of it takes the bytes of llama.cpp's blocks (of Q3_K, Q4_K, Q5_K and IQ4_XS 1 to 4 % more, since scales are whole bytes; of
-// floats 2 % more), apart from rows
-// that fill the last group.
+// All of it takes the bytes of llama.cpp's blocks (of Q3_K, Q4_K, Q5_K and IQ4_XS 1 to 4 % more, since scales are whole bytes; of floats
+// 2 % more; of IQ3_XXS 41 % and of IQ3_S 25 % more, since an entry of a code book takes fewer bits than its four magnitudes), apart from
+// rows that fill the last group.
 #pragma once
 
 #include <cstddef>
@@ -36,7 +37,7 @@ namespace paceline::matmul {
 inline constexpr int group_rows    = 32;
 inline constexpr int block_columns = 32;
 
-enum class Format { q8_0, q4_0, q5_0, q4_1, q5_1, iq4_nl, iq4_xs, mxfp4, q4_k, q5_k, q6_k, q2_k, q3_k, f16, bf16, count };
+enum class Format { q8_0, q4_0, q5_0, q4_1, q5_1, iq4_nl, iq4_xs, iq3_xxs, iq3_s, mxfp4, q4_k, q5_k, q6_k, q2_k, q3_k, f16, bf16, count };
 
 inline constexpr bool is_float(Format format) { return format == Format::f16 || format == Format::bf16; }
 
@@ -48,6 +49,7 @@ struct FormatInfo {
     int code_offset;  // subtracted from codes
     bool has_minimum; // a minimum of each block, or half of it, is subtracted from weights
     int scales;       // of a block: 2 are of the first and of the second 16 columns
+    float factor = 1; // of all scales and minima
 };
 
 const FormatInfo & info_of(Format format);
