@@ -5,14 +5,15 @@ from __future__ import annotations
 import gguf
 import pytest
 
-from paceline.cli.model_commands import _FILE_TYPES, _number, _window
+from paceline.cli.model_commands import _number, _window
+from paceline.runtime.quantisation import FILE_TYPES
 
 
 def test_file_types_have_the_names_of_the_format() -> None:
     """Every name agrees with the gguf package's, as far as that knows it."""
     known = {entry.value: entry.name.removeprefix("ALL_").removeprefix("MOSTLY_") for entry in gguf.LlamaFileType}
     known.pop(gguf.LlamaFileType.GUESSED.value)
-    assert {number: _FILE_TYPES.get(number) for number in known} == known
+    assert {number: FILE_TYPES.get(number) for number in known} == known
 
 
 @pytest.mark.parametrize(("text", "number"), [("12", 12), (None, None), ("[1, 2]", None)])
