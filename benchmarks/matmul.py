@@ -39,7 +39,21 @@ from paceline.runtime.matmul import (
 
 SHAPES = ("896x4864", "4864x896", "896x896", "896x128", "896x151936", "4096x4096")  # columns x rows of the weights
 ROWS = (1, 2, 4, 7, 8, 16, 32, 128, 512)
-BLOCKS_OF_256 = ("q2_K", "q3_K", "q4_K", "q5_K", "q6_K", "iq4_xs", "iq3_xxs", "iq3_s")
+BLOCKS_OF_256 = (
+    "q2_K",
+    "q3_K",
+    "q4_K",
+    "q5_K",
+    "q6_K",
+    "iq4_xs",
+    "iq3_xxs",
+    "iq3_s",
+    "iq2_xxs",
+    "iq2_xs",
+    "iq2_s",
+    "iq1_s",
+    "iq1_m",
+)
 _SECONDS_A_TURN = 0.05
 _DISTINCT_ROWS = 256  # of the weights; more repeat them, since quantising takes longer than all products
 

@@ -16,7 +16,7 @@ struct Avx2 {
     static constexpr int lanes = 8, tokens = 4;
     template <int num_tokens> static constexpr bool reads_in_order = num_tokens == 1; // 8 streams took 1.08 times as long in order
     template <int num_tokens> static constexpr bool needs_prefetch(Format format) { return num_tokens > 1 || format != Format::q8_0; }
-    static constexpr int vectors(Format format, int tokens) { // the capacity of 16 registers
+    static constexpr int vectors(Format format, int tokens, int) { // the capacity of 16 registers
         return tokens == 1 || (tokens == 2 && is_float(format)) ? 4 : 2;
     }
     static constexpr int next_tokens(int left) { return left == 5 || left == 6 ? 3 : left < 4 ? left : 4; }
@@ -86,6 +86,18 @@ struct Avx2 {
         static KERNEL_INLINE I total(const Sum & sum) {
             return _mm256_add_epi32(sum.wide, _mm256_madd_epi16(sum.narrow, _mm256_set1_epi16(1)));
         }
+    };
+
+    // Of 7 bits they hold that of two products.
+    template <typename Any> struct Dot<7, Any> {
+        using Sum     = I;
+        using Operand = I;
+        static KERNEL_INLINE void begin(Sum & sum, I start) { sum = start; }
+        static KERNEL_INLINE Operand operand(I codes) { return codes; }
+        static KERNEL_INLINE void add(Sum & sum, Operand weights, I activations) {
+            sum = kept(_mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(weights, activations), _mm256_set1_epi16(1))));
+        }
+        static KERNEL_INLINE I total(Sum sum) { return sum; }
     };
 
     template <typename Any> struct Dot<16, Any> { // signed words, summed in pairs

@@ -18,7 +18,7 @@ struct Avx512Vnni {
     template <int> static constexpr bool needs_prefetch(Format format) {
         return format != Format::q8_0 && format != Format::q5_0 && !is_float(format);
     }
-    static constexpr int vectors(Format, int) { return 2; }
+    static constexpr int vectors(Format, int tokens, int scales) { return tokens * scales > 8 ? 1 : 2; } // the capacity of 32 registers
     static constexpr int next_tokens(int left) { return left; }
 
     static KERNEL_INLINE I load(const uint8_t * from) { return _mm512_loadu_si512(from); }

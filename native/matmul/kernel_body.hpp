@@ -3,6 +3,7 @@
 // compiled here is linked into code that runs on other processors.
 //
 // Isa has:  lanes, F (floats), I (int32 lanes or bytes), Codes (weights prepared for `dot`), tokens (of a register tile)
+//           vectors(format, num_tokens, scales): of rows in a register tile; a block with two scales needs half as many registers again
 //           reads_in_order<num_tokens>: whether the chunks of codes of 8 bits are read in the order of memory, or two apart
 //           needs_prefetch<tokens>(format): whether so many rows of activations need more than the processor's own prefetch
 //           load, store, broadcast ..., and Dot<bits>: sums of products of codes of that many bits. If it has order_codes,
@@ -129,6 +130,7 @@ void multiply_part(const uint8_t * group, int64_t num_blocks, bool is_cached, co
     for (int64_t super = 0; super < num_blocks; ++super, group += L::bytes) {
         const uint8_t * block = group + Scales::bytes;
         for (int b = 0; b < L::blocks; ++b, block += Codes::bytes, codes += next_block, scalars += next_block) {
+            [[maybe_unused]] F firsts[vectors][tokens]; // of two halves
 #pragma GCC unroll 2
             for (int half = 0; half < Codes::scales; ++half) {
                 typename Dot::Sum dots[vectors][tokens];
@@ -179,7 +181,14 @@ void multiply_part(const uint8_t * group, int64_t num_blocks, bool is_cached, co
                     const F unit = Isa::broadcast_float(scalars + 4 * t);
 #pragma GCC unroll 4
                     for (int v = 0; v < vectors; ++v) {
-                        sums[v][t] = Isa::multiply_add(Isa::to_floats(Dot::total(dots[v][t])), scale[v] * unit, sums[v][t]);
+                        const F dot = Isa::to_floats(Dot::total(dots[v][t]));
+                        if constexpr (Codes::scales == 1) {
+                            sums[v][t] = Isa::multiply_add(dot, scale[v] * unit, sums[v][t]);
+                        } else if (half == 0) {
+                            firsts[v][t] = dot * scale[v];
+                        } else {
+                            sums[v][t] = Isa::multiply_add(Isa::multiply_add(dot, scale[v], firsts[v][t]), unit, sums[v][t]);
+                        }
                         if constexpr (Scales::has_minimum) {
                             sums[v][t] = Isa::subtract_product(minimum[v], Isa::broadcast_float(scalars + (1 + half) * next_array + 4 * t), sums[v][t]);
                         }
@@ -201,7 +210,7 @@ void multiply_part(const uint8_t * group, int64_t num_blocks, bool is_cached, co
 template <typename Isa, Format format, int tokens>
 void multiply_rows(const uint8_t * group, int64_t num_blocks, bool is_cached, const uint8_t * tile, int num_tokens, int place,
                    float * const * outs, int num_rows) {
-    constexpr int vectors = Isa::vectors(format, tokens);
+    constexpr int vectors = Isa::vectors(format, tokens, Layout<Isa, format>::template Codes<tokens>::scales);
     for (int row = 0; row < num_rows; row += vectors * Isa::lanes) {
         multiply_part<Isa, format, vectors, tokens>(group, num_blocks, is_cached || row > 0, tile, num_tokens, place, outs, row, num_rows);
     }
@@ -255,6 +264,11 @@ void multiply(Format format, const uint8_t * group, int64_t num_columns, bool is
         KERNEL_CASE(q6_k)
         KERNEL_CASE(q2_k)
         KERNEL_CASE(q3_k)
+        KERNEL_CASE(iq2_xxs)
+        KERNEL_CASE(iq2_xs)
+        KERNEL_CASE(iq2_s)
+        KERNEL_CASE(iq1_s)
+        KERNEL_CASE(iq1_m)
 #undef KERNEL_CASE
         case Format::f16:
         case Format::bf16:

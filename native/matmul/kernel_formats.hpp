@@ -47,25 +47,26 @@ template <typename Isa, int tokens> struct Nibbles {
     }
 };
 
-// Nibbles that are indices of values, which are stored here with the format's code_offset.
+// Indices of values, which are stored here with the format's code_offset.
 alignas(16) constexpr uint8_t iq4_values[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
 alignas(16) constexpr uint8_t iq3_xxs_values[16] = {34, 38, 42, 46, 50, 54, 58, 63, 30, 26, 22, 18, 14, 10, 6, 1};
 alignas(16) constexpr uint8_t iq3_s_values[16] = {16, 18, 20, 22, 24, 26, 28, 30, 14, 12, 10, 8, 6, 4, 2, 0};
 alignas(16) constexpr uint8_t fp4_values[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 
-template <typename Isa, int tokens, int num_bits, const uint8_t (&values)[16]> struct Indices : Nibbles<Isa, tokens> {
+template <typename Isa, int tokens, template <typename, int> typename CodesOf, int num_bits, const uint8_t (&values)[16]>
+struct Indices : CodesOf<Isa, tokens> {
     static constexpr int bits = num_bits;
     template <typename Vec = typename Isa::I>
     static KERNEL_INLINE void pair(const uint8_t * block, int pair, int row, Vec & one, Vec & two) {
-        Nibbles<Isa, tokens>::pair(block, pair, row, one, two);
+        CodesOf<Isa, tokens>::pair(block, pair, row, one, two);
         one = Isa::looked_up(values, one);
         two = Isa::looked_up(values, two);
     }
 };
-template <typename Isa, int tokens> using Iq4 = Indices<Isa, tokens, 8, iq4_values>;
-template <typename Isa, int tokens> using Iq3Xxs = Indices<Isa, tokens, 6, iq3_xxs_values>;
-template <typename Isa, int tokens> using Iq3S = Indices<Isa, tokens, 5, iq3_s_values>;
-template <typename Isa, int tokens> using Fp4 = Indices<Isa, tokens, 5, fp4_values>;
+template <typename Isa, int tokens> using Iq4 = Indices<Isa, tokens, Nibbles, 8, iq4_values>;
+template <typename Isa, int tokens> using Iq3Xxs = Indices<Isa, tokens, Nibbles, 6, iq3_xxs_values>;
+template <typename Isa, int tokens> using Iq3S = Indices<Isa, tokens, Nibbles, 5, iq3_s_values>;
+template <typename Isa, int tokens> using Fp4 = Indices<Isa, tokens, Nibbles, 5, fp4_values>;
 
 template <typename Isa, int tokens> struct FiveBits : Nibbles<Isa, tokens> {
     static constexpr int bits = 5, bytes = 20 * group_rows;
@@ -78,37 +79,50 @@ template <typename Isa, int tokens> struct FiveBits : Nibbles<Isa, tokens> {
     }
 };
 
-struct Halves { // two scales a block, so both chunks of a pair are in the same half
-    static constexpr int scales = 2;
-    static constexpr int first(int pair) { return pair / 2 * 4 + pair % 2; }
-    static constexpr int second(int pair) { return first(pair) + 2; }
+// Two scales are of the halves of a block, so both chunks of a pair are in the same half.
+template <int num_scales> struct Order {
+    static constexpr int scales = num_scales;
+    static constexpr int first(int pair) { return scales == 2 ? pair / 2 * 4 + pair % 2 : pair; }
+    static constexpr int second(int pair) { return first(pair) + (scales == 2 ? 2 : 4); }
 };
 
-template <typename Isa, int tokens> struct TwoBits : Halves {
+template <typename Isa, int num_scales> struct TwoBits : Order<num_scales> {
     static constexpr int bits = 4, bytes = 8 * group_rows; // summed as 4 bits are
+    template <typename Vec = typename Isa::I> static KERNEL_INLINE Vec chunk(const uint8_t * block, int chunk, int row) {
+        return Isa::masked(Isa::shifted_right(Isa::load(block + (chunk / 4 * group_rows + row) * 4), chunk % 4 * 2), 0x03);
+    }
     template <typename Vec = typename Isa::I>
     static KERNEL_INLINE void pair(const uint8_t * block, int pair, int row, Vec & one, Vec & two) {
-        const Vec four = Isa::load(block + (pair / 2 * group_rows + row) * 4);
-        one = Isa::masked(Isa::shifted_right(four, 2 * (pair % 2)), 0x03);
-        two = Isa::masked(Isa::shifted_right(four, 2 * (pair % 2) + 4), 0x03);
+        one = chunk(block, TwoBits::first(pair), row);
+        two = chunk(block, TwoBits::second(pair), row);
     }
 };
+template <typename Isa, int tokens> using TwoBitsOfBlock = TwoBits<Isa, 1>;
+template <typename Isa, int tokens> using TwoBitsOfHalves = TwoBits<Isa, 2>;
 
-template <typename Isa, int tokens> struct ThreeBits : TwoBits<Isa, tokens> {
-    static constexpr int bytes = 12 * group_rows;
-    template <typename Vec = typename Isa::I>
-    static KERNEL_INLINE void pair(const uint8_t * block, int pair, int row, Vec & one, Vec & two) {
-        TwoBits<Isa, tokens>::pair(block + 4 * group_rows, pair, row, one, two);
+template <typename Isa, int num_scales> struct ThreeBits : Order<num_scales> {
+    static constexpr int bits = 4, bytes = 12 * group_rows;
+    template <typename Vec = typename Isa::I> static KERNEL_INLINE Vec chunk(const uint8_t * block, int chunk, int row) {
         const Vec high = Isa::load(block + row * 4);
-        one = Isa::joined(one, third_bits(high, Halves::first(pair)), 0x04);
-        two = Isa::joined(two, third_bits(high, Halves::second(pair)), 0x04);
+        return Isa::joined(TwoBits<Isa, num_scales>::chunk(block + 4 * group_rows, chunk, row),
+                           chunk < 2 ? Isa::shifted_left(high, 2 - chunk) : Isa::shifted_right(high, chunk - 2), 0x04);
     }
-    template <typename Vec> static KERNEL_INLINE Vec third_bits(Vec high, int chunk) {
-        return chunk < 2 ? Isa::shifted_left(high, 2 - chunk) : Isa::shifted_right(high, chunk - 2);
+    template <typename Vec = typename Isa::I>
+    static KERNEL_INLINE void pair(const uint8_t * block, int pair, int row, Vec & one, Vec & two) {
+        one = chunk(block, ThreeBits::first(pair), row);
+        two = chunk(block, ThreeBits::second(pair), row);
     }
 };
+template <typename Isa, int tokens> using ThreeBitsOfBlock = ThreeBits<Isa, 1>;
+template <typename Isa, int tokens> using ThreeBitsOfHalves = ThreeBits<Isa, 2>;
 
-template <typename Isa, int tokens> struct SixBits : Halves {
+alignas(16) constexpr uint8_t iq2_values[16] = {51, 68, 86, 0, 35, 18, 0, 0};
+alignas(16) constexpr uint8_t iq1_values[16] = {10, 18, 0, 2, 8, 16, 0, 0};
+template <typename Isa, int tokens> using Iq2OfBlock = Indices<Isa, tokens, ThreeBitsOfBlock, 7, iq2_values>;
+template <typename Isa, int tokens> using Iq2OfHalves = Indices<Isa, tokens, ThreeBitsOfHalves, 7, iq2_values>;
+template <typename Isa, int tokens> using Iq1 = Indices<Isa, tokens, ThreeBitsOfHalves, 5, iq1_values>;
+
+template <typename Isa, int tokens> struct SixBits : Order<2> {
     static constexpr int bits = 6, bytes = 24 * group_rows;
     template <typename Vec = typename Isa::I>
     static KERNEL_INLINE void pair(const uint8_t * block, int pair, int row, Vec & one, Vec & two) {
@@ -167,6 +181,18 @@ template <typename Isa> struct Powers { // of two
     static KERNEL_INLINE F minimum(const uint8_t *, int, int) { return F{}; }
 };
 
+template <typename Isa> struct ScaleAndEighths {
+    using F = typename Isa::F;
+    static constexpr int bytes = 10 * group_rows;
+    static constexpr bool has_minimum = true;
+    static KERNEL_INLINE F scale(const uint8_t * from, int part, int row) {
+        return Isa::from_halves(from + 2 * row) * Isa::to_floats(Isa::masked(Isa::unsigned_bytes(from + (2 + part) * group_rows + row), 0x0f));
+    }
+    static KERNEL_INLINE F minimum(const uint8_t * from, int part, int row) {
+        return scale(from, part, row) * 0.125f * Isa::to_floats(Isa::shifted_right(Isa::unsigned_bytes(from + (2 + part) * group_rows + row), 4));
+    }
+};
+
 template <typename Isa> struct Exponents {
     using F = typename Isa::F;
     static constexpr int bytes = group_rows;
@@ -207,8 +233,13 @@ template <typename Isa> struct Layout<Isa, Format::mxfp4> : LayoutOf<Isa, Fp4, E
 template <typename Isa> struct Layout<Isa, Format::q4_k> : LayoutOf<Isa, Nibbles, ScaleAndMinimum, 8> {};
 template <typename Isa> struct Layout<Isa, Format::q5_k> : LayoutOf<Isa, FiveBits, ScaleAndMinimum, 8> {};
 template <typename Isa> struct Layout<Isa, Format::q6_k> : LayoutOf<Isa, SixBits, Signed16, 8> {};
-template <typename Isa> struct Layout<Isa, Format::q2_k> : LayoutOf<Isa, TwoBits, NibblesOfScales, 8> {};
-template <typename Isa> struct Layout<Isa, Format::q3_k> : LayoutOf<Isa, ThreeBits, Signed16, 8> {};
+template <typename Isa> struct Layout<Isa, Format::q2_k> : LayoutOf<Isa, TwoBitsOfHalves, NibblesOfScales, 8> {};
+template <typename Isa> struct Layout<Isa, Format::q3_k> : LayoutOf<Isa, ThreeBitsOfHalves, Signed16, 8> {};
+template <typename Isa> struct Layout<Isa, Format::iq2_xxs> : LayoutOf<Isa, Iq2OfBlock, Signed8, 8> {};
+template <typename Isa> struct Layout<Isa, Format::iq2_xs> : LayoutOf<Isa, Iq2OfHalves, Signed16, 8> {};
+template <typename Isa> struct Layout<Isa, Format::iq2_s> : LayoutOf<Isa, Iq2OfHalves, Signed16, 8> {};
+template <typename Isa> struct Layout<Isa, Format::iq1_s> : LayoutOf<Isa, TwoBitsOfBlock, ScaleAndEighths, 8> {};
+template <typename Isa> struct Layout<Isa, Format::iq1_m> : LayoutOf<Isa, Iq1, Signed16, 8> {};
 template <typename Isa> struct Layout<Isa, Format::f16> : LayoutOf<Isa, Words, Powers, 1> {};
 
 } // namespace

@@ -37,7 +37,7 @@ struct Neon {
     static constexpr int lanes = 4, tokens = 8;
     template <int> static constexpr bool reads_in_order = false; // i8mm takes chunks apart, and nothing of this was timed
     template <int> static constexpr bool needs_prefetch(Format) { return true; }
-    static constexpr int vectors(Format, int tokens) { return tokens <= 4 ? 4 : 2; } // the capacity of 32 registers
+    static constexpr int vectors(Format, int tokens, int scales) { return (tokens <= 4 ? 4 : 2) / scales; } // the capacity of 32 registers
     static constexpr int next_tokens(int left) { return left; }
 
     static KERNEL_INLINE int8x16_t bytes(I numbers) { return vreinterpretq_s8_s32(numbers); }

@@ -76,6 +76,11 @@ void put_bit_pairs(uint8_t * to, int row, const Codes & codes, int bit) {
     }
 }
 
+void put_three_bits(uint8_t * to, int row, const Codes & codes) {
+    put_bits(to, row, codes, 2);
+    put_bit_pairs(to + 4 * group_rows, row, codes, 0);
+}
+
 void pack(const block_q8_0 & block, uint8_t * to, int row) {
     put_half(to, row, block.d);
     for (int c = 0; c < num_chunks; ++c) {
@@ -108,8 +113,12 @@ void pack(const block_iq4_xs & block, uint8_t * to, int row) {
     }
 }
 
-// Indices of magnitudes, with bit j of `signs` as the fourth bit of byte j.
-uint32_t with_signs(uint32_t magnitudes, uint32_t signs) { return magnitudes | ((signs & 15) * 0x00204081u & every_byte(1)) << 3; }
+// Indices of magnitudes, with bit j of `signs` as bit `bit` of byte j.
+uint32_t with_signs(uint32_t magnitudes, uint32_t signs, int bit) {
+    return magnitudes | ((signs & 15) * 0x00204081u & every_byte(1)) << bit;
+}
+
+uint8_t odd(int index) { return static_cast<uint8_t>(2 * index + 1); }
 
 void pack(const block_iq3_xxs & block, uint8_t * to, int row) {
     put_half(to, row, block.d);
@@ -119,9 +128,9 @@ void pack(const block_iq3_xxs & block, uint8_t * to, int row) {
         Codes codes;
         for (int c = 0; c < num_chunks; ++c) {
             const int signs = ksigns_iq2xs[scale_and_signs >> (c / 2 * 7) & 127] >> (c % 2 * 4);
-            codes.chunks[c] = with_signs(iq3xxs_grid[block.qs[num_chunks * i + c]] >> 3 & every_byte(7), signs); // 4, 12 ... 52, 62
+            codes.chunks[c] = with_signs(iq3xxs_grid[block.qs[num_chunks * i + c]] >> 3 & every_byte(7), signs, 3); // 4, 12 ... 52, 62
         }
-        to[i * group_rows + row] = static_cast<uint8_t>(2 * (scale_and_signs >> 28) + 1);
+        to[i * group_rows + row] = odd(scale_and_signs >> 28);
         put_nibbles(to + 8 * group_rows + i * 16 * group_rows, row, codes);
     }
 }
@@ -133,9 +142,9 @@ void pack(const block_iq3_s & block, uint8_t * to, int row) {
         Codes codes;
         for (int c = 0; c < num_chunks; ++c) {
             const int entry = block.qs[num_chunks * i + c] | (block.qh[i] >> c & 1) << 8;
-            codes.chunks[c] = with_signs(iq3s_grid[entry] >> 1 & every_byte(7), block.signs[4 * i + c / 2] >> (c % 2 * 4)); // 1, 3 ... 15
+            codes.chunks[c] = with_signs(iq3s_grid[entry] >> 1 & every_byte(7), block.signs[4 * i + c / 2] >> (c % 2 * 4), 3); // 1, 3 ... 15
         }
-        to[i * group_rows + row] = static_cast<uint8_t>(2 * (block.scales[i / 2] >> (i % 2 * 4) & 15) + 1);
+        to[i * group_rows + row] = odd(block.scales[i / 2] >> (i % 2 * 4) & 15);
         put_nibbles(to + 8 * group_rows + i * 16 * group_rows, row, codes);
     }
 }
@@ -274,8 +283,116 @@ void pack(const block_q3_K & block, uint8_t * to, int row) {
         for (int c = 0; c < num_chunks; ++c) {
             codes.chunks[c] |= ((word_at(block.hmask, c) >> i) & every_byte(1)) << 2;
         }
-        put_bits(to, row, codes, 2);
-        put_bit_pairs(to + 4 * group_rows, row, codes, 0);
+        put_three_bits(to, row, codes);
+    }
+}
+
+// Four entries of a code book, of 8 columns each.
+Codes codes_of(const uint64_t * book, const int (&entries)[4]) {
+    Codes codes;
+    for (int c = 0; c < num_chunks; ++c) {
+        codes.chunks[c] = word_at(&book[entries[c / 2]], c % 2);
+    }
+    return codes;
+}
+
+// Indices 0 to 2 of the magnitudes 8, 25 and 43 in a code book, with 8 signs for each entry as third bits.
+Codes signed_codes_of(const uint64_t * book, const int (&entries)[4], const int (&signs)[4]) {
+    Codes codes = codes_of(book, entries);
+    for (int c = 0; c < num_chunks; ++c) {
+        codes.chunks[c] = with_signs(codes.chunks[c] >> 4 & every_byte(3), signs[c / 2] >> (c % 2 * 4), 2);
+    }
+    return codes;
+}
+
+void pack(const block_iq2_xxs & block, uint8_t * to, int row) {
+    put_half(to, row, block.d);
+    to += 2 * group_rows;
+    for (int i = 0; i < 8; ++i) {
+        const uint32_t scale_and_signs = word_at(block.qs, 2 * i + 1);
+        int entries[4], signs[4];
+        for (int l = 0; l < 4; ++l) {
+            entries[l] = word_at(block.qs, 2 * i) >> (8 * l) & 255;
+            signs[l]   = ksigns_iq2xs[scale_and_signs >> (7 * l) & 127];
+        }
+        to[i * group_rows + row] = odd(scale_and_signs >> 28);
+        put_three_bits(to + (8 + 12 * i) * group_rows, row, signed_codes_of(iq2xxs_grid, entries, signs));
+    }
+}
+
+void put_two_scales(uint8_t * to, int row, int block, int nibbles) {
+    to[2 * block * group_rows + row]       = odd(nibbles & 15);
+    to[(2 * block + 1) * group_rows + row] = odd(nibbles >> 4);
+}
+
+void pack(const block_iq2_xs & block, uint8_t * to, int row) {
+    put_half(to, row, block.d);
+    to += 2 * group_rows;
+    for (int i = 0; i < 8; ++i) {
+        int entries[4], signs[4];
+        for (int l = 0; l < 4; ++l) {
+            entries[l] = block.qs[4 * i + l] & 511;
+            signs[l]   = ksigns_iq2xs[block.qs[4 * i + l] >> 9];
+        }
+        put_two_scales(to, row, i, block.scales[i]);
+        put_three_bits(to + (16 + 12 * i) * group_rows, row, signed_codes_of(iq2xs_grid, entries, signs));
+    }
+}
+
+void pack(const block_iq2_s & block, uint8_t * to, int row) {
+    put_half(to, row, block.d);
+    to += 2 * group_rows;
+    for (int i = 0; i < 8; ++i) {
+        int entries[4], signs[4];
+        for (int l = 0; l < 4; ++l) {
+            entries[l] = block.qs[4 * i + l] | (block.qh[i] >> (2 * l) & 3) << 8;
+            signs[l]   = block.qs[QK_K / 8 + 4 * i + l];
+        }
+        put_two_scales(to, row, i, block.scales[i]);
+        put_three_bits(to + (16 + 12 * i) * group_rows, row, signed_codes_of(iq2s_grid, entries, signs));
+    }
+}
+
+// The code book has -1, 0 and 1; an eighth of the scale is added to them, or subtracted.
+void pack(const block_iq1_s & block, uint8_t * to, int row) {
+    put_half(to, row, block.d);
+    to += 2 * group_rows;
+    for (int i = 0; i < 8; ++i) {
+        int entries[4];
+        for (int l = 0; l < 4; ++l) {
+            entries[l] = block.qs[4 * i + l] | (block.qh[i] >> (3 * l) & 7) << 8;
+        }
+        Codes codes = codes_of(iq1s_grid, entries);
+        for (uint32_t & chunk : codes.chunks) {
+            chunk = ((chunk & every_byte(3)) + every_byte(1)) & every_byte(3);
+        }
+        to[i * group_rows + row] = static_cast<uint8_t>(odd(block.qh[i] >> 12 & 7) | (block.qh[i] & 0x8000 ? 9 : 7) << 4);
+        put_bit_pairs(to + (8 + 8 * i) * group_rows, row, codes, 0);
+    }
+}
+
+void pack(const block_iq1_m & block, uint8_t * to, int row) {
+    uint16_t scales[4], d = 0;
+    std::memcpy(scales, block.scales, sizeof scales);
+    for (int i = 0; i < 4; ++i) {
+        d |= scales[i] >> 12 << (4 * i);
+    }
+    put_half(to, row, d);
+    to += 2 * group_rows;
+    for (int i = 0; i < 8; ++i) {
+        int entries[4], high[4];
+        for (int l = 0; l < 4; ++l) {
+            high[l]    = block.qh[2 * i + l / 2] >> (l % 2 * 4);
+            entries[l] = block.qs[4 * i + l] | (high[l] & 7) << 8;
+        }
+        Codes codes = codes_of(iq1s_grid, entries);
+        for (int c = 0; c < num_chunks; ++c) {
+            codes.chunks[c] = (codes.chunks[c] & every_byte(3)) | every_byte(high[c / 2] >> 1 & 4);
+        }
+        for (int half = 0; half < 2; ++half) {
+            to[(2 * i + half) * group_rows + row] = odd(scales[i / 2] >> (i % 2 * 6 + half * 3) & 7);
+        }
+        put_three_bits(to + (16 + 12 * i) * group_rows, row, codes);
     }
 }
 
@@ -346,6 +463,11 @@ constexpr FormatInfo formats[] = {
     {GGML_TYPE_Q6_K, 256, 210 * group_rows, 32, false, 2},
     {GGML_TYPE_Q2_K, 256, 84 * group_rows, 0, true, 2},
     {GGML_TYPE_Q3_K, 256, 114 * group_rows, 4, false, 2},
+    {GGML_TYPE_IQ2_XXS, 256, 106 * group_rows, 43, false, 1, 0.125f},
+    {GGML_TYPE_IQ2_XS, 256, 114 * group_rows, 43, false, 2, 0.125f},
+    {GGML_TYPE_IQ2_S, 256, 114 * group_rows, 43, false, 2, 0.125f},
+    {GGML_TYPE_IQ1_S, 256, 74 * group_rows, 0, true, 1},
+    {GGML_TYPE_IQ1_M, 256, 114 * group_rows, 9, false, 2, 0.125f},
     {GGML_TYPE_F16, 32, 65 * group_rows, 0, false, 1},
     {GGML_TYPE_BF16, 32, 65 * group_rows, 0, false, 1},
 };
@@ -393,6 +515,11 @@ void pack_group(Format format, const void * rows, int64_t first_row, int64_t num
         case Format::q6_k: return pack_rows<block_q6_K>(info, first, count, num_columns, group);
         case Format::q2_k: return pack_rows<block_q2_K>(info, first, count, num_columns, group);
         case Format::q3_k: return pack_rows<block_q3_K>(info, first, count, num_columns, group);
+        case Format::iq2_xxs: return pack_rows<block_iq2_xxs>(info, first, count, num_columns, group);
+        case Format::iq2_xs: return pack_rows<block_iq2_xs>(info, first, count, num_columns, group);
+        case Format::iq2_s: return pack_rows<block_iq2_s>(info, first, count, num_columns, group);
+        case Format::iq1_s: return pack_rows<block_iq1_s>(info, first, count, num_columns, group);
+        case Format::iq1_m: return pack_rows<block_iq1_m>(info, first, count, num_columns, group);
         case Format::f16:
         case Format::bf16: return pack_floats(info, first, count, num_columns, group);
         case Format::count: break;

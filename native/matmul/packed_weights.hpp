@@ -15,6 +15,10 @@
 //   Q6_K           d       16 scales            8 x (bits 5 and 6, nibbles)
 //   Q2_K           d dmin  16 x (scale, minimum)  8 x pairs of bits
 //   Q3_K           d       16 scales            8 x (third bits, pairs of bits)
+//   IQ2_XXS        d       8 scales            8 x (third bits, pairs of bits)   the sign, and an index of three magnitudes
+//   IQ2_XS, IQ2_S  d       16 scales            likewise
+//   IQ1_S          d       8 x (scale, eighths)  8 x pairs of bits               eighths of the scale are the minimum
+//   IQ1_M          d       16 scales            8 x (third bits, pairs of bits)   an index of six values
 //   F16, BF16      e     words                        e: 8 bit exponent of each row
 //
 // Codes are unsigned: a format's `code_offset` is subtracted from each. Four columns of a row are a chunk: 4 bytes of codes.
@@ -23,8 +27,8 @@
 // `words` are signed codes of 16 bits: a chunk is two columns, and there are 16 chunks of 32 rows. Their unit is 2^(e - 127), so
 // weights near the largest of their block keep all of their bits.
 // All of it takes the bytes of llama.cpp's blocks (of Q3_K, Q4_K, Q5_K and IQ4_XS 1 to 4 % more, since scales are whole bytes; of floats
-// 2 % more; of IQ3_XXS 41 % and of IQ3_S 25 % more, since an entry of a code book takes fewer bits than its four magnitudes), apart from
-// rows that fill the last group.
+// 2 % more; of IQ3 25 to 41 %, of IQ2 39 to 61 % and of IQ1 48 to 104 % more, since an entry of a code book takes fewer bits than its four
+// or eight indices), apart from rows that fill the last group.
 #pragma once
 
 #include <cstddef>
@@ -37,7 +41,7 @@ namespace paceline::matmul {
 inline constexpr int group_rows    = 32;
 inline constexpr int block_columns = 32;
 
-enum class Format { q8_0, q4_0, q5_0, q4_1, q5_1, iq4_nl, iq4_xs, iq3_xxs, iq3_s, mxfp4, q4_k, q5_k, q6_k, q2_k, q3_k, f16, bf16, count };
+enum class Format { q8_0, q4_0, q5_0, q4_1, q5_1, iq4_nl, iq4_xs, iq3_xxs, iq3_s, mxfp4, q4_k, q5_k, q6_k, q2_k, q3_k, iq2_xxs, iq2_xs, iq2_s, iq1_s, iq1_m, f16, bf16, count };
 
 inline constexpr bool is_float(Format format) { return format == Format::f16 || format == Format::bf16; }
 

@@ -49,7 +49,21 @@ pytestmark = [
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 KINDS = TYPES if any(name.startswith("neon") for name in kernels()) else TYPES + FLOATS
 Array = npt.NDArray[np.floating[Any]]
-BLOCKS = {"iq3_xxs": 256, "iq3_s": 256, "iq4_xs": 256, "q2_K": 256, "q3_K": 256, "q4_K": 256, "q5_K": 256, "q6_K": 256}
+BLOCKS = {
+    "iq1_s": 256,
+    "iq1_m": 256,
+    "iq2_xxs": 256,
+    "iq2_xs": 256,
+    "iq2_s": 256,
+    "iq3_xxs": 256,
+    "iq3_s": 256,
+    "iq4_xs": 256,
+    "q2_K": 256,
+    "q3_K": 256,
+    "q4_K": 256,
+    "q5_K": 256,
+    "q6_K": 256,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -208,6 +222,10 @@ def any_weights(kind: str, rows: int, columns: int, seed: int) -> npt.NDArray[np
         weights = (halves & np.uint16(0xBFFF)).view(np.uint8)
     elif kind == "mxfp4":
         weights[:, 0] = rng.integers(96, 160, size=len(weights))
+    elif (
+        kind == "iq1_m"
+    ):  # a scale of all scales is in the high bits of four pairs of bytes, the last one with its sign and exponent
+        weights[:, 55] = weights[:, 55] % 16 + 32
     else:
         for place in HALVES.get(kind, (0,)):
             halves = rng.normal(size=(len(weights), 1)).astype(np.float16)

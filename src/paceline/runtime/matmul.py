@@ -29,8 +29,8 @@ from paceline.runtime.native_core import build_info
 _log = logging.getLogger("paceline.engine")
 
 VARIABLE = "PACELINE_CPU_MATMUL"
-TYPES = ("q8_0", "q4_0", "q5_0", "q4_1", "q5_1", "iq4_nl", "iq4_xs", "iq3_xxs", "iq3_s", "mxfp4",
-         "q2_K", "q3_K", "q4_K", "q5_K", "q6_K")  # fmt: skip
+TYPES = ("q8_0", "q4_0", "q5_0", "q4_1", "q5_1", "iq4_nl", "iq4_xs", "iq3_xxs", "iq3_s", "iq2_xxs", "iq2_xs", "iq2_s",
+         "iq1_s", "iq1_m", "mxfp4", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K")  # fmt: skip
 """The types of quantised weights that paceline's kernels multiply, as ggml names them."""
 FLOATS = ("f16", "bf16")
 """The types of weights in floats that paceline's kernels for x86 multiply as well."""
