@@ -355,6 +355,17 @@ def test_rests_of_a_killed_run_are_removed(source: Path, tmp_path: Path) -> None
     assert left_in(tmp_path) == ["new.gguf"]
 
 
+def test_a_link_in_the_place_of_the_folder_of_rests_is_not_followed(source: Path, tmp_path: Path) -> None:
+    """What it leads to is not removed."""
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "mine").write_bytes(b"mine")
+    (tmp_path / ".new.gguf.partial").symlink_to(other)
+    with pytest.raises(InvalidParams, match=r"output: cannot make the folder .*/\.new\.gguf\.partial: "):
+        paceline.quantize(source, "Q8_0", tmp_path / "new.gguf")
+    assert left_in(other) == ["mine"]
+
+
 def test_two_runs_do_not_write_one_file(source: Path, tmp_path: Path) -> None:
     """The second is refused while the first runs."""
     refused: list[str] = []
@@ -408,6 +419,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"progress": 1}, InvalidType, "progress must be a function"),
     ({"pure": 1}, InvalidType, "pure must be True or False"),
     ({"output": "/no/such/folder/x.gguf"}, InvalidParams, "there is no folder /no/such/folder"),
+    ({"output": "x" * 300}, InvalidParams, "output x{300}: File name too long; give another path"),
     ({"imatrix": "/no/such.gguf"}, ModelLoadError, "imatrix: cannot read /no/such.gguf: No such file"),
     ({"model": "/no/such.gguf"}, ModelLoadError, "/no/such.gguf: No such file"),
 ]

@@ -178,9 +178,12 @@ def quantize(  # noqa: PLR0913 - the options of llama-quantize, all by keyword
     check_gguf(parts, needs_weights=True)
     files = [read_gguf(part) for part in parts]
     name = validation.choice("quantisation", _upper(quantisation), tuple(QUANTISATIONS))
-    targets = _targets(parts, name, output, keep_split=validation.boolean("keep_split", keep_split))
-    if not validation.boolean("dry_run", dry_run):
-        _check_targets(parts, targets, overwrite=validation.boolean("overwrite", overwrite))
+    try:
+        targets = _targets(parts, name, output, keep_split=validation.boolean("keep_split", keep_split))
+        if not validation.boolean("dry_run", dry_run):
+            _check_targets(parts, targets, overwrite=validation.boolean("overwrite", overwrite))
+    except OSError as error:
+        raise InvalidParams(f"output {error.filename}: {error.strerror or error}; give another path") from None
     matrix = None if imatrix is None else read_importance_matrix(validation.path("imatrix", imatrix))
     threads = physical_cores() if n_threads is None else n_threads
     options: dict[str, Any] = {
@@ -322,9 +325,9 @@ def _folder_for(target: Path) -> Iterator[Path]:
     folder = target.with_name(f".{target.name}.partial")
     try:
         folder.mkdir(exist_ok=True)
-        lock = os.open(folder, os.O_RDONLY)
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)  # what it holds is removed
     except OSError as error:
-        raise InvalidParams(f"output: cannot write to {target.parent}: {error.strerror or error}") from None
+        raise InvalidParams(f"output: cannot make the folder {folder}: {error.strerror or error}") from None
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
