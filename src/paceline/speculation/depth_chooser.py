@@ -3,8 +3,9 @@
     tokens/s with k drafts = (rows that decode + accepted(k)) / (seconds of drafting k + seconds of a pass over rows + k)
 
 A draft is accepted if it is right and all drafts before it are, so the j-th draft of a sequence wins p ** j tokens, with p the
-running share of the sequence's accepted drafts. Both costs are running means of measured times by their width. An unknown width
-is expected to be cheap, so it is tried, and then known.
+running share of the sequence's accepted drafts. A drafter may propose nothing: its drafts win tokens and lengthen the pass only
+with its running share of proposals, and the time of asking is spent in any case. Both costs are running means of measured times
+by their width. An unknown width is expected to be cheap, so it is tried, and then known.
 
 Shares and costs change while they are not looked at. So a tick without drafts is made at times while drafts pay, and drafts of a
 sequence are made at times while they do not. Such ticks may lose `COMPARING_SHARE` of the time. Pure arithmetic.
@@ -83,12 +84,15 @@ class DraftCost:
     one, and so on: the size of a step is its number of sequences. With `drafts_blocks` a proposal is one step, and its size is
     the number of its rows: the newest token of each sequence, and the drafts. A drafter that is asked for one sequence after
     the other takes a step of size 1 for each. Before the first proposal a step is free, so that one is made.
+
+    answered: running share of the sequences for which something was proposed when it was asked for.
     """
 
     def __init__(self, *, is_batch: bool, drafts_blocks: bool = False) -> None:
-        self._is_batch, self.drafts_blocks = is_batch, drafts_blocks
+        self._is_batch, self.drafts_blocks, self.answered = is_batch, drafts_blocks, 1.0
         self._seconds: dict[int, float] = {}
         self._sizes: list[int] = []  # keys, ascending
+        self._seen_once: set[int] = set()
         self._reach = math.inf  # drafts of a sequence that a block has at most, once it had fewer than were asked for
 
     def seconds(self, size: int) -> float:
@@ -119,8 +123,12 @@ class DraftCost:
     def observe(self, depths: Sequence[int], proposed: Sequence[int], seconds: float) -> None:
         """Learn from proposals: the wanted drafts of each sequence, the proposed ones, and the seconds of all of them.
 
-        A proposal that ended early took one step more, which proposed nothing. A block is computed to its end.
+        A proposal that ended early took one step more, which proposed nothing. A block is computed to its end. Of the first two
+        times the shorter one counts: after a long first one nothing would be drafted that shows the usual time.
         """
+        if num_asked := sum([depth > 0 for depth in depths]):
+            num_answered = sum([num > 0 for num, depth in zip(proposed, depths, strict=True) if depth])
+            self.answered += GAIN / 4 * (num_answered / num_asked - self.answered)
         if not self.drafts_blocks:
             taken = [min(num_proposed + 1, depth) for num_proposed, depth in zip(proposed, depths, strict=True)]
         else:
@@ -134,6 +142,10 @@ class DraftCost:
             if size not in self._seconds:
                 insort(self._sizes, size)
                 self._seconds[size] = step_s
+                self._seen_once.add(size)
+            elif size in self._seen_once:
+                self._seconds[size] = min(self._seconds[size], step_s)
+                self._seen_once.remove(size)
             else:
                 self._seconds[size] = running_mean(self._seconds[size], step_s)
 
@@ -196,6 +208,7 @@ class DepthChooser:
         self._pass_times: dict[int, float] = {}  # by drafts, beside those rows
         self._limit_s = math.inf  # of decoding, drafting included
         self._prompts_s = 0.0  # seconds that prompts add
+        self._answered = 1.0  # share of proposals; 1 if asking is so cheap that it need not be known
         self._since_plain_s: dict[
             int, float
         ] = {}  # seconds of ticks with drafts since a tick without, by rows that decode
@@ -247,7 +260,8 @@ class DepthChooser:
             taken_s = self._decoding_s(depths)
             if taken_s <= self._limit_s:
                 share, again_s = self._taken_back(candidates, depths)
-                rate = (num_rows + share * gain) / (share * taken_s + (1 - share) * again_s)
+                taken_s -= self._unanswered_s(sum(depths))
+                rate = (num_rows + share * self._answered * gain) / (share * taken_s + (1 - share) * again_s)
                 if rate > best_rate:
                     best_rate, best = rate, list(depths)
             if sum(depths) < size:
@@ -321,8 +335,8 @@ class DepthChooser:
         (tried,), _ = self._best([(max(probability, FIRST_PROBABILITY), cap)], cap)
         tried = tried or 1
         before_s, taken_s = self._decoding_s(depths), self._decoding_s([*depths[:index], tried, *depths[index + 1 :]])
-        won_s = _expected(probability, tried) * before_s / max(1, self._beside.num_decode)
-        lost_s = catching_up_s + taken_s - before_s - won_s
+        won_s = self._answered * _expected(probability, tried) * before_s / max(1, self._beside.num_decode)
+        lost_s = catching_up_s + taken_s - self._unanswered_s(tried) - before_s - won_s
         is_allowed = is_begun or lost_s <= COMPARING_SHARE * self._since_trial_s
         return tried if is_allowed and taken_s <= self._limit_s else 0
 
@@ -360,6 +374,10 @@ class DepthChooser:
             return self._pass_s(0)
         return self._pass_s(num_drafts) + self.draft_cost.of_depths(depths) + self.deciding_s
 
+    def _unanswered_s(self, num_drafts: int) -> float:
+        """Return the expected seconds by which a pass is shorter because the drafter proposes nothing at times."""
+        return (1 - self._answered) * (self._pass_s(num_drafts) - self._pass_s(0))
+
     def _stand_beside(self, beside: _Beside) -> None:
         self._beside = beside
         self._pass_times.clear()
@@ -370,6 +388,8 @@ class DepthChooser:
             all_s = model.mean_seconds(beside.num_tokens, beside.num_cells, beside.num_outputs)
             self._prompts_s = max(0.0, all_s - decode_s)
         self._limit_s = math.inf
+        asking_s = self.draft_cost.of_depths([1] * beside.num_decode)
+        self._answered = 1.0 if asking_s <= COMPARING_SHARE * self.plain_s else self.draft_cost.answered
         if beside.num_decode > 1:
             self._limit_s = max(self._itl_target_s - self._prompts_s, self.plain_s)
 

@@ -29,7 +29,7 @@ class LaggingSequences:
     """Sequences that lag behind in a drafter's own memory: their missing tokens, and whether computing those pays.
 
     failed: receives the errors that end the request of a sequence. token_s: running mean of the seconds of a missing token; 0
-    while nothing is known.
+    while nothing is known. Of the first two times the shorter one counts, as in `DraftCost`.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class LaggingSequences:
     ) -> None:
         self._calls, self._chooser, self._limits, self._failed = calls, chooser, limits, failed
         self.token_s = 0.0
+        self._is_seen_once = False
 
     def begin(self, candidates: Candidates) -> Candidates:
         """Begin with new sequences, to learn their lag; leave out sequences for which the drafter never can draft."""
@@ -114,7 +115,12 @@ class LaggingSequences:
         num_tokens = self._calls.num_caught_up
         if num_tokens >= _NUM_TELLING:
             token_s = max(0.0, taken_s - self._chooser.draft_cost.of_depths(depths)) / num_tokens
-            self.token_s = running_mean(self.token_s, token_s) if self.token_s else token_s
+            if not self.token_s:
+                self.token_s, self._is_seen_once = token_s, True
+            elif self._is_seen_once:
+                self.token_s, self._is_seen_once = min(self.token_s, token_s), False
+            else:
+                self.token_s = running_mean(self.token_s, token_s)
         return depths
 
     def _note_lag(self, sequence: Sequence, known: DraftingSequence) -> None:
@@ -153,6 +159,7 @@ class Speculation:
         self._resting_shape: _Shape | None = None  # of the last rows, if no drafts paid or none were allowed
         self._num_rested = self._rest_ticks = 0  # ticks since then, and until the next decision
         self._on_trial: Row | None = None  # of this tick
+        self._has_warmed_up = False  # the first proposal reads weights or prompts that later ones find
         self.num_expected = 0.0
 
     def add_drafts(
@@ -234,8 +241,8 @@ class Speculation:
     def note(self, row: Row, output: RowOutput) -> None:
         """Take the outcome of a row's drafts.
 
-        A draft that was left out of the pass is right if the same token was drawn in its place. A forbidden draft is the
-        drafter's mistake, a mask that came too late is not. The draft won nothing either way.
+        A draft that was left out of the pass counts as wrong, whether a constraint forbids it or its mask came too late: it won
+        nothing.
         """
         known = self._sequences[row.sequence]
         num_accepted = output.num_accepted if output.computed else 0
@@ -366,7 +373,9 @@ class Speculation:
                 self._failed.setdefault(row.sequence, error)
         if lagging is not None:
             depths = lagging.note_proposals(asked, depths, proposed, taken_s)
-        if lagging is None or not self._calls.num_caught_up:
+        if not self._has_warmed_up:
+            self._has_warmed_up = True
+        elif lagging is None or not self._calls.num_caught_up:
             self._chooser.draft_cost.observe(depths, proposed, taken_s)
 
     def _add(self, row: Row, known: DraftingSequence, proposed: Any, depth: int) -> int:

@@ -264,6 +264,27 @@ def test_a_trial_without_room_comes_when_there_is_room() -> None:
     assert depth == 2
 
 
+def test_the_first_proposal_of_a_drafter_is_not_timed() -> None:
+    """It reads weights or a whole prompt, and would keep the drafter from being asked for minutes."""
+    clock, seconds = ManualClock(), [5.0, 0.002]
+
+    class SlowStart:
+        begin = observe = rollback = end = lambda *_: None
+
+        def propose(self, key: int, max_tokens: int) -> list[int]:
+            clock.advance(seconds.pop(0))
+            return [1][:max_tokens]
+
+    chooser = chooser_of(lambda num: 0.01 * num)
+    limits = make_limits(FakeBackend(clock=clock))
+    speculation = Speculation(SlowStart(), limits, chooser, clock, Instruments().drafter_failed)
+    sequence = World().request("abc").sequences[0]
+    known = DraftingSequence(Acceptance())
+    for expected_s in (0.0, 0.002):
+        speculation._propose([(Row(sequence, 0, [1], True, [], None), known, 1)])
+        assert chooser.draft_cost.seconds(1) == pytest.approx(expected_s)
+
+
 # ---- acceptance
 
 
@@ -358,6 +379,56 @@ def test_a_proposal_that_ended_early_took_one_step_more() -> None:
     assert alone.of_depths([1]) == pytest.approx(0.002)
 
 
+def test_of_the_first_two_times_of_a_step_the_shorter_counts() -> None:
+    """The first may be of a machine that was asleep, after which nothing would be drafted for long."""
+    cost = DraftCost(is_batch=False)
+    for seconds in (5.0, 0.002):
+        cost.observe([1], [1], seconds)
+    assert cost.seconds(1) == 0.002
+    cost.observe([1], [1], 0.001)
+    assert 0.001 < cost.seconds(1) < 0.002
+
+
+@pytest.mark.parametrize("step_s", [0.001, 0.008])
+def test_a_drafter_that_proposes_nothing_is_seldom_asked(step_s: float) -> None:
+    """Passes take 10 ms. It is not forgotten: it is asked as often as before when it has proposals again."""
+    chooser = chooser_of(lambda num: 0.01 + 0.0005 * num)
+    chooser.draft_cost = DraftCost(is_batch=False)
+    acceptance, rows = Acceptance(), rows_of(1)
+
+    def num_asked(num_ticks: int, share: float) -> int:
+        """Return in how many ticks it is asked if it proposes this share of the wanted drafts, which are right."""
+        num = 0
+        for _ in range(num_ticks):
+            depths = chooser.choose([(acceptance.probability, 40)], rows, 0, 40)
+            if not depths[0] and not chooser.is_comparing:
+                depths = [chooser.trial(acceptance.probability, 40, depths, 0, 0.0)]
+                if depths[0]:
+                    chooser.note_trial()
+            if depths[0]:
+                num += 1
+                proposed = int(share * depths[0])
+                chooser.draft_cost.observe(depths, [proposed], step_s)
+                acceptance.observe(proposed, proposed)
+        return num
+
+    assert num_asked(200, 1) > 190
+    num_asked(600, 0)
+    assert step_s * num_asked(1000, 0) < 0.02 * 1000 * 0.01
+    num_asked(3000, 1)
+    assert num_asked(200, 1) > 190
+
+
+def test_a_fast_drafter_is_asked_in_every_tick_whether_or_not_it_proposes() -> None:
+    """It takes less than a two-hundredth of a pass, and proposes something at the start of a repetition."""
+    chooser = chooser_of(lambda num: 0.01 + 0.0005 * num)
+    chooser.draft_cost = DraftCost(is_batch=False)
+    for _ in range(500):
+        chooser.draft_cost.observe([8], [0], 0.00004)
+    for _ in range(20):
+        assert any(chooser.choose([(0.7, 40)], rows_of(1), 0, 40)) or chooser.is_comparing
+
+
 # ---- catching up
 
 
@@ -423,6 +494,7 @@ def test_the_seconds_of_a_missing_token_are_learned_from_many_tokens() -> None:
     lagging.note_proposals(asked, [], [], 1.0)
     assert lagging.token_s == 0.0
     calls.num_caught_up = 16
+    lagging.note_proposals(asked, [], [], 16.0)  # the machine was asleep
     lagging.note_proposals(asked, [], [], 0.016)
     assert lagging.token_s == pytest.approx(0.001)
     for _ in range(200):
