@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -504,6 +505,50 @@ def test_weights_that_do_not_fit_are_refused(
     with pytest.raises(ModelLoadError, match=message):
         paceline.quantize(source, name, imatrix=matrix)
     assert left_in(tmp_path) == before
+
+
+def test_exponents_that_do_not_fit_are_refused(source: Path, matrix: Path, tmp_path: Path) -> None:
+    """A block of MXFP4 has weights up to 2 ** 130, and llama.cpp would end the process while it searches a grid for them."""
+    source = paceline.quantize(source, "Q8_0", tmp_path / "mxfp4.gguf", tensor_types={"blk.1.ffn_up": "MXFP4"}).paths[0]
+    file = read_gguf(source)
+    info = next(tensor for tensor in file.tensors if tensor.name == b"blk.1.ffn_up.weight")
+    data = np.memmap(source, np.uint8, "r+")
+    data[-(-file.header_bytes // 32) * 32 + info.offset + 17 * 100] = 155
+    data.flush()
+    with pytest.raises(ModelLoadError, match=r"blk.1.ffn_up.weight has weights of 1e\+09"):
+        paceline.quantize(source, "IQ3_S", imatrix=matrix, allow_requantize=True)
+    assert left_in(tmp_path) == ["mxfp4.gguf"]
+
+
+class OddShapeSpec(LlamaSpec):
+    """A model with a tensor more."""
+
+    def tensors(self) -> Any:
+        *others, last = super().tensors()
+        return iter([*others, last, replace(last, name="blk.0.extra.weight", shape=self.shape)])
+
+    shape: tuple[int, ...] = ()
+
+
+class FourDimensions(OddShapeSpec):
+    """Its tensor is no matrix and no stack of them."""
+
+    shape = (3, 2, 4, 256)
+
+
+class NoColumns(OddShapeSpec):
+    """Its tensor is empty."""
+
+    shape = (2, 0)
+
+
+@pytest.mark.parametrize(("kind", "message"), [(FourDimensions, "has four dimensions"), (NoColumns, "has no columns")])
+def test_shapes_that_end_the_process_are_refused(tmp_path: Path, kind: type[LlamaSpec], message: str) -> None:
+    """llama.cpp would assert, or divide by zero."""
+    source = write_model(tmp_path / "odd.gguf", kind(n_embd=256, n_head=4, n_head_kv=2, n_ff=512))
+    with pytest.raises(InvalidParams, match=f"blk.0.extra.weight {message}"):
+        paceline.quantize(source, "Q8_0")
+    assert left_in(tmp_path) == ["odd.gguf"]
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,7 @@ _NUM_TYPES: Final = 256  # more than llama.cpp has
 _ALIGNMENT: Final = 32  # of the files that llama.cpp's quantisation writes, whatever the source says
 _MAX_THREADS: Final = 512
 _MAX_WEIGHT: Final = np.float32(1e9)  # scales are half-precision numbers, up to 65504
+_MAX_EXPONENT: Final = 154  # of a block of MXFP4: its weights are up to 12 * 2 ** (exponent - 128)
 _MAX_IMPORTANCE: Final = np.float32(1e20)  # of an activation's mean square: its own square is computed with 32 bits
 _SLAB: Final = 1 << 24  # weights that are looked at together
 _MAX_METADATA: Final = 127  # bytes of a text
@@ -440,9 +441,13 @@ def _refusal(source: Path, plan: _Plan, name: str, matrix: ImportanceMatrix | No
         )
     values = {} if matrix is None else matrix.values
     for old, new in plan:
+        tensor, new_type, found = _text(old.name), names[new.type], values.get(_text(old.name))
+        if 0 in old.shape[:1]:
+            return f"{source.name}: {tensor} has no columns, and llama.cpp cannot copy it"
         if old.type == new.type:
             continue
-        tensor, new_type, found = _text(old.name), names[new.type], values.get(_text(old.name))
+        if math.prod(old.shape[3:]) != 1:
+            return f"{source.name}: {tensor} has four dimensions, and llama.cpp cannot make it {new_type}"
         wanted = math.prod(old.shape[:1] + old.shape[2:3])
         if found is not None and len(found) != wanted and tensor not in _EMBEDDINGS:
             return f"imatrix: {tensor} has {len(found)} values there, and {wanted} in {source.name}: it is of another model"
@@ -466,14 +471,18 @@ def _check_weights(parts: tuple[Path, ...], files: list[GgufFile], plan: _Plan) 
     for part, file in zip(parts, files, strict=True):
         for tensor in file.tensors:
             new_type, old_type = new_types.get(tensor.name, ""), names[tensor.type]
-            if not (new_type.startswith(("IQ1", "IQ2", "IQ3")) and old_type in ("F32", "BF16")):
+            if not (new_type.startswith(("IQ1", "IQ2", "IQ3")) and old_type in ("F32", "BF16", "MXFP4")):
                 continue
-            # Without their sign, numbers and their bits have the same order.
-            kind, shift = ("<u4", 0) if old_type == "F32" else ("<u2", 16)
-            sign, limit = 1 << (31 - shift), int(_MAX_WEIGHT.view(np.uint32)) >> shift
-            weights = np.memmap(part, kind, "r", _data_start(file) + tensor.offset, (math.prod(tensor.shape),))
-            for first in range(0, len(weights), _SLAB):
-                if int((weights[first : first + _SLAB] & (sign - 1)).max()) > limit:
+            # The bits whose order is that of the weights' magnitudes: of floats all but the sign, of MXFP4 a block's exponent.
+            kind, mask, limit = "<u4", 0x7FFFFFFF, int(_MAX_WEIGHT.view(np.uint32))
+            if old_type == "BF16":
+                kind, mask, limit = "<u2", 0x7FFF, limit >> 16
+            num, step = math.prod(tensor.shape), 1
+            if old_type == "MXFP4":
+                kind, mask, limit, num, step = "u1", 0xFF, _MAX_EXPONENT, num // 32 * 17, 17
+            bits = np.memmap(part, kind, "r", _data_start(file) + tensor.offset, (num,))[::step]
+            for first in range(0, len(bits), _SLAB):
+                if int((bits[first : first + _SLAB] & mask).max()) > limit:
                     raise ModelLoadError(
                         f"{part}: {_text(tensor.name)} has weights of {_MAX_WEIGHT:g} and more, which {new_type} cannot keep"
                     )
