@@ -332,6 +332,8 @@ class DepthChooser:
             catching_up_s: Seconds of catching up with the sequence.
             is_begun: Whether the time was spent on catching up with it already.
         """
+        if not self._beside.num_decode:  # nothing was chosen yet, so nothing can be compared
+            return 0
         (tried,), _ = self._best([(max(probability, FIRST_PROBABILITY), cap)], cap)
         tried = tried or 1
         before_s, taken_s = self._decoding_s(depths), self._decoding_s([*depths[:index], tried, *depths[index + 1 :]])
