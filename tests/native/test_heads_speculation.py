@@ -96,6 +96,7 @@ def deep(monkeypatch: pytest.MonkeyPatch) -> None:
         return [min(cap, 6, most // len(candidates)) for _, cap in candidates]
 
     monkeypatch.setattr(DepthChooser, "choose", choose)
+    monkeypatch.setattr(DepthChooser, "trial", lambda *_, **__: 0)
 
 
 @pytest.fixture(autouse=True)
