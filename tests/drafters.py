@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import signal
@@ -24,6 +25,7 @@ def force_depths(monkeypatch: pytest.MonkeyPatch, most_each: int) -> None:
 
     monkeypatch.setattr(DepthChooser, "choose", choose)
     monkeypatch.setattr(DepthChooser, "trial", lambda *_, **__: 0)
+    monkeypatch.setattr(DepthChooser, "saved_s", lambda _: math.inf)
 
 
 def read_beside_a_kill(llm: LLM, prompt: str, options: dict[str, Any]) -> tuple[list[int], StreamChunk]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -184,6 +185,7 @@ def test_a_sequence_catches_up_after_a_while_without_drafts(plain: LLM, monkeypa
         return [min(cap, 4) if is_on else 0 for _, cap in candidates]
 
     monkeypatch.setattr(DepthChooser, "choose", choose)
+    monkeypatch.setattr(DepthChooser, "saved_s", lambda _: math.inf)
     options = {**GREEDY, "max_tokens": 200}
     with LLM(**SMALL, draft_model=DRAFT) as llm:
         found = llm.generate(PROMPTS[0], **options)
@@ -353,6 +355,7 @@ def test_a_failure_behind_the_draft_model_frees_it(tmp_path: Path, monkeypatch: 
         _ = one.model.n_vocab
 
 
+@pytest.mark.usefixtures("deep")
 def test_an_abort_ends_passes_of_the_draft_model(plain: LLM) -> None:
     """The sequences go on without its drafts, and it drafts again for later requests."""
     prompt = "Once upon a time there was a fox. " * 20

@@ -168,7 +168,8 @@ class Model(Closeable):
         paths = _checked_paths(path, dict(overrides), needs_weights=not validation.boolean("vocab_only", vocab_only))
         placements = tensor_placements(tensor_overrides, cpu_moe=cpu_moe, n_cpu_moe=n_cpu_moe, n_cpu_ffn=n_cpu_ffn)
         folder = None if packed_cache is None else validation.path("packed_cache", packed_cache)
-        packs = validation.boolean("use_extra_bufts", use_extra_bufts) and not vocab_only and not no_alloc
+        loads_weights = not (validation.boolean("no_alloc", no_alloc) or vocab_only)
+        packs = validation.boolean("use_extra_bufts", use_extra_bufts) and loads_weights
         cache = None
         if folder is not None and packs and _native.own_matmul():
             files = files_beside(paths[0]) if len(paths) == 1 else paths
@@ -188,7 +189,7 @@ class Model(Closeable):
                 use_extra_bufts,
                 progress_function(progress, cancel),
                 placements,
-                validation.boolean("no_alloc", no_alloc),
+                no_alloc,
                 **({"draft_heads": True} if validation.boolean("draft_heads", draft_heads) else {}),
             )
         model = cls(native, paths, dict(overrides))
