@@ -168,7 +168,7 @@ bool write_all(int file, const void * from, size_t size, size_t offset) {
 
 std::string of_system(const char * what) { return std::string(what) + ": " + std::strerror(errno); }
 
-// A file that is locked by nobody else and still has its name: a writer renames its file before it gives up the lock.
+// A file that no other process has locked, and that still has its name: a writer renames its file before it gives up the lock.
 bool is_locked_for_writing(int file, const std::string & path) {
     struct stat by_number, by_name;
     return flock(file, LOCK_EX | LOCK_NB) == 0 && fstat(file, &by_number) == 0 && stat(path.c_str(), &by_name) == 0 &&

@@ -86,7 +86,7 @@ def test_the_most_valuable_drafts_come_first() -> None:
 
 
 def test_drafts_lengthen_no_tick_beyond_the_target_while_several_sequences_decode() -> None:
-    """A sequence that decodes alone delays nobody else."""
+    """A sequence that decodes alone delays no other sequence."""
     times: Callable[[int], float] = lambda num: 1.0 + 0.01 * num  # noqa: E731
     assert depths_of(chooser_of(times, itl_target_s=1.075), [(0.9, 8)], 2) == [5]
     assert depths_of(chooser_of(times, itl_target_s=1.0), [(0.9, 8)], 2) == [0]
