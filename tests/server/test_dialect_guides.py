@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,13 @@ pytestmark = pytest.mark.native
 
 GUIDES = Path(__file__).parents[2] / "docs" / "guide"
 ADDRESS = "http://127.0.0.1:8080"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    """A server whose defaults are greedy: the guides set no temperature, and one sampled tool call in a hundred never ends."""
+    with RunningServer(ServerSettings(engine_options=DEMO_ENGINE, sampling={"temperature": 0.0})) as running:
+        yield running
 
 
 def printed(guide: str, server: RunningServer, capsys: pytest.CaptureFixture[str]) -> list[str]:
