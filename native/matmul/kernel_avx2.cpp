@@ -57,7 +57,7 @@ struct Avx2 {
         }
     }
 
-    // Of codes of 5 and 6 bits int16 hold the sum of a pair of chunks.
+    // For codes of 5 and 6 bits, int16 hold the four products of a pair of chunks: at most 4 * 63 * 128.
     template <int bits, typename = void> struct Dot {
         using Sum     = I;
         using Operand = I;
@@ -69,7 +69,7 @@ struct Avx2 {
         static KERNEL_INLINE I total(Sum sum) { return sum; }
     };
 
-    // Of 4 bits they hold that of a whole block.
+    // For codes of 4 bits, int16 hold the 16 products of a whole block: at most 16 * 15 * 128.
     template <typename Any> struct Dot<4, Any> {
         struct Sum {
             I wide, narrow;
@@ -88,7 +88,7 @@ struct Avx2 {
         }
     };
 
-    // Of 7 bits they hold that of two products.
+    // For codes of 7 bits, int16 hold the two products of one instruction: at most 2 * 127 * 128.
     template <typename Any> struct Dot<7, Any> {
         using Sum     = I;
         using Operand = I;

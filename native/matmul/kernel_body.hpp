@@ -2,11 +2,11 @@
 // instruction set: everything is in an anonymous namespace and nothing of the standard library is used, so that no function
 // compiled here is linked into code that runs on other processors.
 //
-// Isa has:  lanes, F (floats), I (int32 lanes or bytes), Codes (weights prepared for `dot`), tokens (of a register tile)
+// Isa has:  lanes, F (floats), I (int32 lanes or bytes), tokens (of a register tile)
 //           vectors(format, num_tokens, scales): of rows in a register tile; a block with two scales needs half as many registers again
 //           reads_in_order<num_tokens>: whether the chunks of codes of 8 bits are read in the order of memory, or two apart
 //           needs_prefetch<tokens>(format): whether so many rows of activations need more than the processor's own prefetch
-//           load, store, broadcast ..., and Dot<bits>: sums of products of codes of that many bits. If it has order_codes,
+//           load, store, broadcast ..., and Dot<bits>: sums of products of codes of that many bits. If Isa has order_codes,
 //           both chunks of a pair are multiplied at once: Dot has join, add_pair, separate and add_four.
 // Every output is one sum over blocks in their order, with the same operations for any other outputs.
 

@@ -47,15 +47,24 @@ template <typename Isa, int tokens> struct Nibbles {
     }
 };
 
-// Indices of values, which are stored here with the format's code_offset.
+// Packed codes are indices of these values, which include the format's code_offset.
 alignas(16) constexpr uint8_t iq4_values[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
 alignas(16) constexpr uint8_t iq3_xxs_values[16] = {34, 38, 42, 46, 50, 54, 58, 63, 30, 26, 22, 18, 14, 10, 6, 1};
 alignas(16) constexpr uint8_t iq3_s_values[16] = {16, 18, 20, 22, 24, 26, 28, 30, 14, 12, 10, 8, 6, 4, 2, 0};
 alignas(16) constexpr uint8_t fp4_values[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 
+constexpr bool fit(const uint8_t (&values)[16], int bits) {
+    int all = 0;
+    for (const uint8_t value : values) {
+        all |= value;
+    }
+    return all >> bits == 0;
+}
+
 template <typename Isa, int tokens, template <typename, int> typename CodesOf, int num_bits, const uint8_t (&values)[16]>
 struct Indices : CodesOf<Isa, tokens> {
     static constexpr int bits = num_bits;
+    static_assert(fit(values, bits)); // sums of products would overflow
     template <typename Vec = typename Isa::I>
     static KERNEL_INLINE void pair(const uint8_t * block, int pair, int row, Vec & one, Vec & two) {
         CodesOf<Isa, tokens>::pair(block, pair, row, one, two);
@@ -79,7 +88,7 @@ template <typename Isa, int tokens> struct FiveBits : Nibbles<Isa, tokens> {
     }
 };
 
-// Two scales are of the halves of a block, so both chunks of a pair are in the same half.
+// The chunks of each pair. If a block has two scales, each scale is of one half, and so both chunks of a pair are in the same half.
 template <int num_scales> struct Order {
     static constexpr int scales = num_scales;
     static constexpr int first(int pair) { return scales == 2 ? pair / 2 * 4 + pair % 2 : pair; }
@@ -133,7 +142,7 @@ template <typename Isa, int tokens> struct SixBits : Order<2> {
     }
 };
 
-// A format's scales: `at` gives the scales of part `part` (block, and half of it if there are two scales) of a superblock.
+// A format's scales and minima: `part` is a block of a superblock, or half of a block if blocks have two scales.
 template <typename Isa> struct OneScale {
     using F = typename Isa::F;
     static constexpr int bytes = 2 * group_rows;

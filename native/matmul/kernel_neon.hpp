@@ -1,7 +1,7 @@
 // NEON: 4 rows in a vector. Included by each kernel_neon_*.cpp, like kernel_body.hpp.
 //
-// Codes are unsigned and activations signed, which only i8mm multiplies as they are. Both are taken as signed here: up to 6 bits
-// that changes nothing, and codes of 8 bits become their values by one exclusive or.
+// Codes are unsigned and activations signed, which only i8mm multiplies as they are. Both are taken as signed here: codes of up to
+// 7 bits keep their values, and codes of 8 bits become the weights' values by one exclusive or.
 #pragma once
 
 #include <arm_neon.h>
