@@ -48,6 +48,8 @@ pytestmark = [
 ]
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 KINDS = TYPES if any(name.startswith("neon") for name in kernels()) else TYPES + FLOATS
+FORMS = [kind for kind in ("q8_0", "q4_1", "q2_K", "q6_K", "f16") if kind in KINDS]
+"""A type for each form of a block's sum: an offset or a minimum, one scale or two, and words."""
 Array = npt.NDArray[np.floating[Any]]
 BLOCKS = {
     "iq1_s": 256,
@@ -188,9 +190,10 @@ def test_extreme_codes_do_not_overflow(each_kernel: str, kind: str) -> None:
     values[2, ::2] = -1
     values[3, 1::4] = -1
     values[4:] = np.random.default_rng(0).choice([-1.0, 1.0], size=(4, columns))
-    weights = quantise(kind, values)
+    # Words, and their sums over a block of weights, are largest just below a power of two.
+    weights = quantise(kind, values * np.float32(2 - 2**-7) if kind in FLOATS else values)
     if kind in FLOATS:
-        values *= np.float32(2 - 2**-23) / 127  # activations' codes are largest just below a power of two
+        values *= np.float32(2 - 2**-23) / 127
     elif kind == "q8_0":
         weights[0].reshape(-1, 34)[:, 2:] = 128  # -128, which ggml's own quantiser does not write
     activations = np.concatenate([127 * values[:, None], -127 * values[:, None]])
@@ -216,15 +219,13 @@ def any_weights(kind: str, rows: int, columns: int, seed: int) -> npt.NDArray[np
     num_blocks = columns // BLOCKS.get(kind, 32)
     weights = rng.integers(0, 256, size=(rows * num_blocks, row_bytes // num_blocks), dtype=np.uint8)
     if kind in FLOATS:
-        halves = rng.integers(
-            0, 1 << 16, size=(rows * num_blocks, 32), dtype=np.uint16
-        )  # below 2, without the highest bit of exponents
+        halves = rng.integers(0, 1 << 16, size=(rows * num_blocks, 32), dtype=np.uint16)
+        # Without the highest bit of the exponent, magnitudes are below 2.
         weights = (halves & np.uint16(0xBFFF)).view(np.uint8)
     elif kind == "mxfp4":
         weights[:, 0] = rng.integers(96, 160, size=len(weights))
-    elif (
-        kind == "iq1_m"
-    ):  # a scale of all scales is in the high bits of four pairs of bytes, the last one with its sign and exponent
+    elif kind == "iq1_m":
+        # The 16 bit float of a block is in the high bits of four pairs of bytes; the last byte has its sign and exponent.
         weights[:, 55] = weights[:, 55] % 16 + 32
     else:
         for place in HALVES.get(kind, (0,)):
@@ -337,14 +338,15 @@ def test_errors_are_no_larger_than_those_of_llama_cpp(each_kernel: str, kind: st
     assert ours <= 1.04 * float(np.square(outputs - wanted).mean())  # 2 % of the root
 
 
+@pytest.mark.parametrize("kind", FORMS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_values_that_are_no_numbers_stay_in_their_row(each_kernel: str, bad: float) -> None:
+def test_values_that_are_no_numbers_stay_in_their_row(each_kernel: str, kind: str, bad: float) -> None:
     """A row of activations with NaN or an infinity gives no finite output, and leaves the others' as they are."""
-    activations = whole_numbers(9, 1, 96)
-    weights = weights_of("q8_0", 1, 40, 96)
-    clean = SingleProduct(type_name="q8_0", weights=weights, activations=activations.copy()).run()[0]
+    activations = whole_numbers(9, 1, 512)
+    weights = weights_of(kind, 1, 40, 512)
+    clean = SingleProduct(type_name=kind, weights=weights, activations=activations.copy()).run()[0]
     activations[4, 0, 50] = bad
-    outputs = SingleProduct(type_name="q8_0", weights=weights, activations=activations).run()[0]
+    outputs = SingleProduct(type_name=kind, weights=weights, activations=activations).run()[0]
     assert np.array_equal(np.delete(outputs, 4, 0), np.delete(clean, 4, 0))
     assert not np.isfinite(outputs[4]).any()
 
@@ -384,12 +386,13 @@ def test_weights_in_bf16_may_have_any_size(each_kernel: str) -> None:
     check(SingleProduct(type_name="bf16", weights=weights, activations=whole_numbers(3, 1, 64)), 1)
 
 
-def test_tiny_and_zero_activations_are_zeros(each_kernel: str) -> None:
+@pytest.mark.parametrize("kind", FORMS)
+def test_tiny_and_zero_activations_are_zeros(each_kernel: str, kind: str) -> None:
     """Rows with a largest value that is no normal float give zeros, not NaN."""
-    activations = np.zeros((3, 1, 64), np.float32)
+    activations = np.zeros((3, 1, 512), np.float32)
     activations[1] = 1e-42
     activations[2, 0, 40:] = -1e-39
-    outputs = SingleProduct(type_name="q8_0", weights=weights_of("q8_0", 1, 40, 64), activations=activations).run()[0]
+    outputs = SingleProduct(type_name=kind, weights=weights_of(kind, 1, 40, 512), activations=activations).run()[0]
     assert np.abs(outputs).max() < 1e-35
 
 
