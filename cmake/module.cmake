@@ -15,6 +15,17 @@ function(paceline_add_module name)
         COMPILE_DEFINITIONS PACELINE_RPC=${PACELINE_HAS_RPC})
     set_target_properties(${name} PROPERTIES C_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
     paceline_hide_symbols(${name})
+    paceline_precompile_headers(${name})
+endfunction()
+
+# Reads the headers that most files include once, which saves a second for each file. ccache keeps no objects that were compiled
+# so, unless it is configured for it.
+function(paceline_precompile_headers name)
+    if(NOT CMAKE_CXX_COMPILER_LAUNCHER)
+        target_precompile_headers(${name} PRIVATE
+            <algorithm> <functional> <map> <memory> <mutex> <optional> <set> <span> <string> <string_view> <utility> <vector>
+            <nanobind/nanobind.h> <llama.h>)
+    endif()
 endfunction()
 
 function(paceline_hide_symbols name)
