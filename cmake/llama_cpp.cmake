@@ -2,6 +2,7 @@
 include_guard()
 include("${CMAKE_CURRENT_LIST_DIR}/backend.cmake")
 include("${CMAKE_CURRENT_LIST_DIR}/cache.cmake")
+include("${CMAKE_CURRENT_LIST_DIR}/cores.cmake")
 include("${CMAKE_CURRENT_LIST_DIR}/forward.cmake")
 include("${CMAKE_CURRENT_LIST_DIR}/source.cmake")
 
@@ -138,20 +139,28 @@ function(paceline_define_llama_cpp entry)
     target_include_directories(llama_cpp SYSTEM INTERFACE "${entry}/include" "${entry}/include/common")
     target_link_libraries(llama_cpp INTERFACE ${llama_cpp_LIBRARIES} ${llama_cpp_SYSTEM_LIBRARIES})
     set_target_properties(llama_cpp PROPERTIES PACELINE_CPU_OPTIONS "${llama_cpp_CPU_OPTIONS}")
+    foreach(core IN LISTS llama_cpp_CORES) # ggml's kernels, and after them again the library that they use
+        add_library(llama_cpp_${core} INTERFACE)
+        target_link_libraries(llama_cpp_${core} INTERFACE
+            llama_cpp "${entry}/lib/libggml-cpu-${core}.a" "${entry}/lib/libggml-base.a" ${llama_cpp_SYSTEM_LIBRARIES})
+    endforeach()
 endfunction()
 
-# Defines the target `llama_cpp`. Sets PACELINE_BUILT_BACKEND, PACELINE_BACKEND_REASON, PACELINE_LLAMA_CPP_ENTRY,
-# LLAMA_CPP_TREE, _VERSION and _COMMIT, and paceline_initial_cache.
+# Defines the target `llama_cpp`, and with several cores llama_cpp_<core>. Sets PACELINE_BUILT_BACKEND, PACELINE_BACKEND_REASON,
+# PACELINE_BUILT_CORES, PACELINE_LLAMA_CPP_ENTRY, LLAMA_CPP_TREE, _VERSION and _COMMIT, and paceline_initial_cache.
 macro(paceline_find_llama_cpp)
     paceline_choose_backend(PACELINE_BUILT_BACKEND PACELINE_BACKEND_REASON "${PACELINE_BACKEND}")
     paceline_say("backend: ${PACELINE_BUILT_BACKEND} (${PACELINE_BACKEND_REASON})")
     paceline_pass_nvcc("${PACELINE_BUILT_BACKEND}")
     paceline_refuse_shared_libraries()
     paceline_set_llama_cpp_defaults("${PACELINE_BUILT_BACKEND}")
+    paceline_choose_cores(PACELINE_BUILT_CORES "${PACELINE_CORES}" "${PACELINE_BUILT_BACKEND}")
     paceline_prepare_cache_dir("${PACELINE_CACHE_DIR}")
     paceline_find_source(LLAMA_CPP "${PACELINE_LLAMA_CPP_SOURCE}" "${PACELINE_CACHE_DIR}")
     paceline_watch_tree("${PACELINE_LLAMA_CPP_SOURCE}")
     paceline_forwarded_cache(paceline_initial_cache)
+    paceline_cores_cache(paceline_cores_text "${PACELINE_BUILT_CORES}")
+    string(APPEND paceline_initial_cache "${paceline_cores_text}")
     paceline_launcher_cache(paceline_launchers)
     paceline_library_key(paceline_key "${LLAMA_CPP_ID}" "${PACELINE_BUILT_BACKEND}" "${paceline_initial_cache}")
     paceline_library_entry(PACELINE_LLAMA_CPP_ENTRY "${paceline_key}" llama.cpp)

@@ -24,15 +24,14 @@ function(paceline_choose_own_kernels result setting what)
     set(${result} 0 PARENT_SCOPE)
 endfunction()
 
-# Adds native/<folder> to the module `name`, as the library ${name}_<folder>.
+# Adds the library `name` of the objects of native/<folder>.
 function(paceline_add_own_kernels name folder)
     file(GLOB sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../native/${folder}/*.cpp")
-    add_library(${name}_${folder} OBJECT ${sources})
-    target_include_directories(${name}_${folder} SYSTEM PRIVATE
+    add_library(${name} OBJECT ${sources})
+    target_include_directories(${name} SYSTEM PRIVATE
         "${LLAMA_CPP_TREE}/ggml/include" "${LLAMA_CPP_TREE}/ggml/src" "${LLAMA_CPP_TREE}/ggml/src/ggml-cpu")
     # Infinities and NaN mean something there, whatever flags a user gives for speed.
-    target_compile_options(${name}_${folder} PRIVATE -fno-fast-math -ffp-contract=fast -Wall -Wextra)
-    set_target_properties(${name}_${folder} PROPERTIES
+    target_compile_options(${name} PRIVATE -fno-fast-math -ffp-contract=fast -Wall -Wextra)
+    set_target_properties(${name} PROPERTIES
         POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
-    target_sources(${name} PRIVATE "$<TARGET_OBJECTS:${name}_${folder}>")
 endfunction()

@@ -5,6 +5,7 @@
 
 #include <immintrin.h>
 
+#include "../processor_features.hpp"
 #include "kernel_body.hpp"
 
 namespace paceline::matmul {
@@ -188,7 +189,7 @@ constexpr Kernel kernel = {"avx2", quantise<Avx2>, multiply<Avx2>, sum_of_bytes<
 } // namespace
 
 const Kernel * avx2_kernel() {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") ? &kernel : nullptr;
+    return processor_has("avx2") && processor_has("fma") && processor_has("f16c") ? &kernel : nullptr;
 }
 
 } // namespace paceline::matmul

@@ -5,6 +5,7 @@
 
 #include <immintrin.h>
 
+#include "../processor_features.hpp"
 #include "kernel_body.hpp"
 
 namespace paceline::matmul {
@@ -107,10 +108,8 @@ constexpr Kernel kernel = {"avx512_vnni", quantise<Avx512Vnni>, multiply<Avx512V
 } // namespace
 
 const Kernel * avx512_vnni_kernel() {
-    return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-                   __builtin_cpu_supports("avx512dq")
-               ? &kernel
-               : nullptr;
+    const bool runs = processor_has("avx512vnni") && processor_has("avx512bw") && processor_has("avx512vl") && processor_has("avx512dq");
+    return runs ? &kernel : nullptr;
 }
 
 } // namespace paceline::matmul

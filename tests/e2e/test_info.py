@@ -27,6 +27,7 @@ def test_info_shows_version_build_and_machine() -> None:
         facts["version"],
         facts["build"]["llama_cpp_commit"],
         facts["build"]["cache_dir"],
+        facts["core"]["reason"],
         str(demo_model_path()),
     ):
         assert value in text

@@ -446,6 +446,7 @@ def _machine_facts(ctx: typer.Context, addresses: Sequence[str]) -> dict[str, An
         "version": __version__,
         "python": platform.python_version(),
         "build": asdict(runtime.build_info()),
+        "core": asdict(runtime.loaded_core()),
         "devices": [asdict(device) for device in runtime.devices()],
         "features": dict(runtime.backend_features()),
         "cpu_attention": attention.kernel(),
@@ -522,19 +523,21 @@ def _memory_facts(path: Path, options: Mapping[str, Any]) -> dict[str, Any]:
 def _write_machine(facts: Mapping[str, Any]) -> None:
     from paceline.server.web_page import NOT_BUILT
 
-    build, page, config = facts["build"], facts["web_page"], facts["configuration"]
+    build, core, page, config = facts["build"], facts["core"], facts["web_page"], facts["configuration"]
     words = (
         *(build[name] for name in ("build_type", "compiler", "target")),
         build["sanitizers"] and f"sanitizers {build['sanitizers']}",
         "with assertions" if build["assertions"] else "",
         "with RPC" if build["rpc"] else "",
     )
+    core_name = f"{core['name']} of {', '.join(core['all_names'])}" if core["all_names"] else "the only one"
     terminal.write_section(
         f"paceline {facts['version']}",
         [
             ("llama.cpp", f"{build['llama_cpp_version']}, commit {build['llama_cpp_commit']}"),
             ("backend", f"{build['backend']} ({build['backend_reason']})"),
             ("build", ", ".join(filter(None, words))),
+            ("core", f"{core_name} ({core['reason']})"),
             ("python", facts["python"]),
             ("cache folder", build["cache_dir"]),
             ("web page", f"built, {page['num_bytes'] / 1024:.0f} KiB compressed" if page["is_built"] else NOT_BUILT),

@@ -4,6 +4,10 @@ Nothing here schedules; a context runs one call at a time. Every object frees it
 manager, or when it is collected, in any order: an object keeps its model alive.
 """
 
+# isort: off
+from paceline.runtime.compiled_core import CompiledCore, loaded_core  # first, since it loads the core
+
+# isort: on
 from paceline.runtime import native_core as _native_core
 from paceline.runtime.context import Context, DraftWish, OperationTime, Positions
 from paceline.runtime.device import Device, available_memory, backend_features, devices, physical_cores, total_memory
@@ -33,6 +37,7 @@ __all__ = [
     "Adapter",
     "BuildInfo",
     "CellState",
+    "CompiledCore",
     "Context",
     "Device",
     "DeviceMemory",
@@ -62,6 +67,7 @@ __all__ = [
     "decoded_pixels",
     "decoded_samples",
     "devices",
+    "loaded_core",
     "memory_in_use",
     "num_samples",
     "on_empty_machine",
