@@ -11,7 +11,7 @@ from paceline.clock import Clock
 from paceline.engine.backend import Executor
 from paceline.engine.core import Ask, Cancel, Command, EndSlow, Engine, SetInterval, SetPaused, Stop, Submit
 from paceline.errors import DecodeError, PacelineError, SamplingError
-from paceline.kv_cache import MediaItem, Remove, Truncate, pack_tokens
+from paceline.kv_cache import DiskStore, MediaItem, Remove, Truncate, pack_tokens
 from paceline.observability.metrics import Instrument, Instruments, Metrics
 from paceline.output import Vocabulary
 from paceline.params import FIELDS, SamplingParams
@@ -184,9 +184,10 @@ def make_scheduler(
     clock: Clock,
     instruments: tuple[Instrument, ...],
     drafter: Drafter | None = None,
+    store: DiskStore | None = None,
 ) -> Scheduler:
     """As an engine has it."""
-    return Scheduler(limits, strategy, clock, Instruments(instruments), drafter)
+    return Scheduler(limits, strategy, clock, Instruments(instruments), drafter, store)
 
 
 def check_memory(scheduler: Scheduler, backend: FakeBackend) -> None:
@@ -223,6 +224,7 @@ class World:
         limits: dict[str, Any] | None = None,
         vocabulary: Vocabulary | None = None,
         drafter: Drafter | None = None,
+        store: DiskStore | None = None,
         **backend: Any,
     ) -> None:
         self._make: dict[str, Any] = {"strategy": strategy, "limits": limits, "vocabulary": vocabulary, **backend}
@@ -245,6 +247,7 @@ class World:
             self.clock,
             (self.metrics, *instruments),
             drafter,
+            store,
         )
         self.executor = Executor(self.backend, self.clock)
         self.engine = Engine(self.commands, self.scheduler, self.executor)

@@ -87,6 +87,12 @@ class EngineConfig:
         image_max_tokens: Most tokens of an image, likewise.
         media_cache_bytes: Memory for embeddings of images that no running request needs.
         state_folder: Folder of `save_prefix`; None: prefixes cannot be saved.
+        disk_cache: Folder in which cached prefixes survive the engine, shared by any number of processes; "auto": `paceline/kv`
+            in the user's cache folder; None: prefixes are in memory alone. What is saved to host memory is written there, and
+            read again if that takes less time than computing it. Its files hold token ids and keys and values of prompts; only
+            the user can read them.
+        disk_cache_bytes: Most bytes of this folder, of all models; the least recently used files leave. None: a tenth of the
+            free space, at most 16 GiB.
 
     Raises:
         InvalidParams: A value is out of its range; the message names the field.
@@ -126,6 +132,8 @@ class EngineConfig:
     image_max_tokens: int | None = None
     media_cache_bytes: int = 256 << 20
     state_folder: str | os.PathLike[str] | None = None
+    disk_cache: str | os.PathLike[str] | None = None
+    disk_cache_bytes: int | None = None
 
     if TYPE_CHECKING:
 
@@ -162,6 +170,10 @@ class EngineConfig:
         self._check_fit()
         if self.state_folder is not None and not isinstance(self.state_folder, (str, os.PathLike)):
             raise InvalidType(f"state_folder must be a path, not {type(self.state_folder).__name__}")
+        if self.disk_cache is not None:
+            validation.path("disk_cache", self.disk_cache)
+        if self.disk_cache_bytes is not None:
+            validation.integer("disk_cache_bytes", self.disk_cache_bytes, 1)
         if self.host_cache_bytes is not None:
             validation.integer("host_cache_bytes", self.host_cache_bytes, 0)
         self._check_images()

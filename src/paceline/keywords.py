@@ -287,6 +287,8 @@ class EngineKeywords(TypedDict, total=False):
     image_max_tokens: Int | None
     media_cache_bytes: Int | None
     state_folder: str | os.PathLike[str] | None
+    disk_cache: str | os.PathLike[str] | None
+    disk_cache_bytes: Int | None
 
 
 class EngineConfigKeywords(EngineKeywords, total=False):

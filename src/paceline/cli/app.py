@@ -26,6 +26,7 @@ from typer.core import TyperCommand, TyperGroup
 from paceline import validation
 from paceline.cli import terminal
 from paceline.cli.bench import bench
+from paceline.cli.cache_commands import cache_commands
 from paceline.cli.chat_command import chat
 from paceline.cli.config_file import CONFIG_VARIABLE, known_names, option_values, read_config
 from paceline.cli.demo import demo
@@ -429,6 +430,7 @@ def build_app(*, rich_help: bool = False) -> typer.Typer:
             "rm": rm,
             "prune": prune,
             "quantize": quantize,
+            "cache": cache_commands,
         },
         "Watching an engine": {"ps": ps, "top": top, "bench": bench, "trace": trace_commands, "info": info},
         "Tokens and vectors": {"tokenize": tokenize, "embed": embed},

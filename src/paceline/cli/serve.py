@@ -10,6 +10,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -56,7 +57,8 @@ def run_server(args: Sequence[str], other_names: Callable[[], Collection[str]]) 
             from paceline.server.startup import serve as run
 
             presets = ModelPresets(resolved, files) if resolved.is_router else None
-            return run(resolved.settings, presets)
+            options = {"disk_cache": "auto", **resolved.settings.engine_options}  # an engine of the library has none
+            return run(replace(resolved.settings, engine_options=options), presets)
     return 0
 
 

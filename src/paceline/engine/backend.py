@@ -87,6 +87,9 @@ class Backend(Protocol):
     def load_state(self, seq_id: int, data: Any, end: int) -> None:
         """Load a saved state into a sequence id, which has the cells before `end` if cells are kept apart from states."""
 
+    def saved_cells(self, start: int, end: int, payload: Any) -> SavedState:
+        """Return what `save` or `save_state` made, of its positions and its bytes (`start`, `end` and `payload`). Any thread."""
+
     def truncate(self, seq_id: int, end: int) -> None:
         """Remove the positions of a sequence id from `end` on, all of which the last row had. Needed if drafts can be verified.
 

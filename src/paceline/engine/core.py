@@ -148,6 +148,12 @@ class Engine:
         """Drop every request and empty the KV cache, which may be inconsistent; after `fail_all`."""
         self.scheduler.reset()
 
+    def save_prefixes(self) -> None:
+        """Save the prefixes that are on the device alone, so that a store gets them; after the last request."""
+        self.scheduler.kv_cache.save_idle()
+        while self.scheduler.kv_cache.is_saving_idle:
+            self.tick()
+
     @property
     def is_idle(self) -> bool:
         """Whether the last tick had nothing to do; only a command or a deadline changes that."""

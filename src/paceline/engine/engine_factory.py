@@ -19,7 +19,8 @@ from paceline.cost_model import MeasuredPass
 from paceline.engine.adapters import adapter_paths, projector_file, projectors_beside
 from paceline.engine.arguments import USUAL_CHUNK, DraftArguments, EngineArguments, ModelPath, check_chunk
 from paceline.engine.backend import Backend
-from paceline.engine.core import Ask
+from paceline.engine.core import Ask, Engine
+from paceline.engine.disk_cache import DiskCache, open_disk_cache
 from paceline.engine.llama_backend import LlamaBackend, LlamaDraftBackend
 from paceline.engine.media_encoder import MediaEncoder
 from paceline.engine.memory_fit import (
@@ -418,6 +419,7 @@ class Parts:
         projectors: The projector files beside the model.
         at_end: Functions that free the memory, in order, after the engine's thread has ended.
         scheduler: The scheduler of the backend.
+        disk: The disk cache, if there is one; `resources` starts it.
         calibration: Timed passes; None for a model that cannot generate.
     """
 
@@ -432,7 +434,17 @@ class Parts:
     projectors: Sequence[Path] = ()
     at_end: tuple[Callable[[], None], ...] = ()
     scheduler: Scheduler = field(init=False)
+    disk: DiskCache | None = field(init=False, default=None)
     calibration: Calibration | None = field(init=False, default=None)
+
+    def saving(self, engine: Engine) -> tuple[Callable[[], None], ...]:
+        """Return what to call before `at_end`, so that prefixes on the device survive."""
+        return () if self.disk is None else (engine.save_prefixes,)
+
+    @property
+    def projector(self) -> bytes:
+        """Identifies the file of the projector; empty without one."""
+        return b"" if self.encoder is None else self.encoder.fingerprint
 
     def resources(
         self,
@@ -442,8 +454,9 @@ class Parts:
         report: Callable[[], object] = lambda: None,
     ) -> Resources:
         """Return the resources of questions that are answered beside ticks; for the arguments see `Resources`."""
-        projector = b"" if self.encoder is None else self.encoder.fingerprint
-        files = StateFiles(state_folder, self.fingerprint, projector, self.limits.host_bytes)
+        files = StateFiles(state_folder, self.fingerprint, self.projector, self.limits.host_bytes)
+        if self.disk is not None:
+            self.disk.start(ask, next_key)
         return Resources(
             backend=self.backend,
             ask=ask,
@@ -470,16 +483,26 @@ def assemble(
         if parts.draft is not None and parts.draft.drafter is not None:
             drafter = place.filled(drafter, parts.draft.drafter)
         attach_heads(drafter, parts.backend)
+        fingerprint = parts.fingerprint + parts.projector
+        parts.disk = open_disk_cache(config, parts.limits, parts.backend, fingerprint, _facts(parts))
     except BaseException:
         for end in (*(() if parts.encoder is None else (parts.encoder.close,)), *parts.at_end):
             end()
         raise
-    parts.scheduler = scheduler = Scheduler(parts.limits, strategy, clock, sink, drafter)
+    parts.scheduler = scheduler = Scheduler(parts.limits, strategy, clock, sink, drafter, parts.disk)
     parts.at_end = (scheduler.reset, *parts.at_end)  # the reset frees the prefixes in host memory
+    if parts.disk is not None:
+        parts.at_end = (parts.disk.close, *parts.at_end)
     if parts.context is not None:
         parts.calibration = Calibration(parts.context, parts.model, parts.limits.num_slots, scheduler.calibrate)
         parts.calibration.begin()
     return parts
+
+
+def _facts(parts: Parts) -> dict[str, Any]:
+    """Return the facts about a model that `paceline cache ls` shows."""
+    model = parts.model
+    return {"model": getattr(model, "desc", ""), "files": [Path(path).name for path in getattr(model, "paths", ())]}
 
 
 def build(model: Model | ModelPath | None, arguments: EngineArguments) -> Parts:

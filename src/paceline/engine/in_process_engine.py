@@ -79,7 +79,7 @@ class InProcessEngine(EngineClient):
         )
         self._resources = parts.resources(config.state_folder, self._router.ask, self._inbox.next_key)
         engine = Engine(self._inbox, parts.scheduler, Executor(self._backend, self._clock), parts.calibration)
-        pulse, at_end = Pulse(self._clock), (*at_end, *parts.at_end, trim_heap)
+        pulse, at_end = Pulse(self._clock), (*at_end, *parts.saving(engine), *parts.at_end, trim_heap)
         self._thread = Runner(engine, self._inbox, self._router, pulse, self._backend.abort, at_end)
         # Nothing that the thread holds refers to this object, so that losing it ends the thread.
         self._thread.end_when_lost(self)

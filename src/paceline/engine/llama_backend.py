@@ -430,6 +430,9 @@ class LlamaBackend:
     def save_state(self, seq_id: int, end: int) -> CellState:
         return self._generating.save_state(seq_id, end)
 
+    def saved_cells(self, start: int, end: int, payload: npt.NDArray[np.uint8]) -> CellState:
+        return CellState(start, end, payload)
+
     def load_state(self, seq_id: int, data: CellState, end: int) -> None:
         self._generating.load_state(seq_id, data, end)
 

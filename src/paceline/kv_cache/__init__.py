@@ -11,6 +11,7 @@
     cached prefix      the same cells, without a sequence     idle ones cost speed, or cells or ids are needed
     host block         a range of cells, in bytes             the capacity is spent, least recently used first
     checkpoint         a state, in bytes                      as host blocks
+    disk               copies of host blocks and checkpoints  the store decides; what is read again is a host block
 
 The memory of some models (sliding window, recurrent, hybrid) cannot be cut: beside cells, it has a state that is valid at one
 place. A sequence then starts from a checkpoint and the cells before it, or from a running sequence at its current place. This
@@ -22,6 +23,7 @@ from paceline.kv_cache.cache import KVCache
 from paceline.kv_cache.device_cells import (
     CacheSequence,
     Copy,
+    DiskLookup,
     KVCacheLimits,
     Load,
     LoadState,
@@ -34,7 +36,8 @@ from paceline.kv_cache.device_cells import (
     TransferOutput,
     Truncate,
 )
-from paceline.kv_cache.offload import CacheTelemetry, ComputeCost
+from paceline.kv_cache.disk_lookups import DiskBlocks, DiskStore
+from paceline.kv_cache.offload import BLOCK_TOKENS, MIN_CACHED_TOKENS, CacheTelemetry, ComputeCost
 from paceline.kv_cache.prefix_match import NotAdmitted, PrefixMatch
 from paceline.kv_cache.prompt_layout import TEXT_LAYOUT, MediaItem, PromptLayout
 from paceline.kv_cache.radix_tree import (
@@ -52,13 +55,18 @@ from paceline.kv_cache.radix_tree import (
 )
 
 __all__ = [
+    "BLOCK_TOKENS",
     "MAX_DIGEST_PREFIXES",
+    "MIN_CACHED_TOKENS",
     "TEXT_LAYOUT",
     "TOKEN_BYTES",
     "CacheSequence",
     "CacheTelemetry",
     "ComputeCost",
     "Copy",
+    "DiskBlocks",
+    "DiskLookup",
+    "DiskStore",
     "HashedPrefix",
     "KVCache",
     "KVCacheLimits",

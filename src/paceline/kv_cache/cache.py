@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -11,6 +12,7 @@ from paceline.kv_cache.device_cells import (
     CellBudget,
     Copy,
     DeviceCells,
+    DiskLookup,
     KVCacheLimits,
     Load,
     LoadState,
@@ -22,6 +24,7 @@ from paceline.kv_cache.device_cells import (
     TransferOutput,
     Truncate,
 )
+from paceline.kv_cache.disk_lookups import DiskBlocks, DiskLookups, DiskStore
 from paceline.kv_cache.offload import (
     MIN_CACHED_TOKENS,
     CachedPrefix,
@@ -57,6 +60,7 @@ from paceline.kv_cache.radix_tree import (
     TenantTree,
     TreeMatch,
     common_prefix_bytes,
+    host_segments,
     view_tree,
 )
 
@@ -73,13 +77,17 @@ class KVCache:
 
     A sequence goes through `match`, `allocate`, `commit` after each pass, then `release` or `preempt`. `take_operations` returns
     the operations for the device, and `complete` takes their outcome. The cache counts an operation as done when it is queued.
+    store: keeps what is saved to host memory on a disk as well.
     """
 
-    def __init__(self, limits: KVCacheLimits, telemetry: CacheTelemetry, cost: ComputeCost) -> None:
+    def __init__(
+        self, limits: KVCacheLimits, telemetry: CacheTelemetry, cost: ComputeCost, store: DiskStore | None = None
+    ) -> None:
         self._limits, self._telemetry, self._cost = limits, telemetry, cost
         self._tree, self._cells = RadixTree(), DeviceCells(limits.num_seq_ids)
         self._offloader = Offloader(self._cells, self._tree, telemetry, has_host=limits.host_bytes > 0)
         self._host = HostCache(limits, self._tree, telemetry)
+        self._lookups = DiskLookups(limits, store)
         self._transfers = TransferCost(limits.itl_target_s)
         self._has_states = not limits.can_share_part
         self._has_cells = limits.can_share_part or limits.has_state_apart
@@ -90,6 +98,7 @@ class KVCache:
         self._max_idle_cells = _MIN_IDLE_CELLS
         self._token_s = 0.0  # seconds to compute one token of a prompt
         self._is_generating = False
+        self.is_saving_idle = False  # whether idle prefixes are being saved that stay on the device
         self.update_idle_limit()
 
     # ---- a sequence's life
@@ -106,6 +115,10 @@ class KVCache:
                 return match
             if self._is_prefix_being_saved(sequence, match):
                 return NotAdmitted.OFFLOAD_PENDING
+            if self._waits_for_disk(sequence, match, now_s):
+                return NotAdmitted.READ_PENDING
+            if sequence.lookup is not None and sequence.lookup.num_read:
+                match = dataclasses.replace(match, num_read=min(sequence.lookup.num_read, match.num_tokens))
             self._touch(match)
             has_cells = self._budget.fits(sequence.num_tokens - match.num_device)
             if has_cells and self._can_load(match):
@@ -140,6 +153,10 @@ class KVCache:
         if match.state is not None:
             load = LoadState(seq_id, match.state, match.num_tokens, layout)
             self._cells.load_state(load, has_cells=not self._has_cells)
+        if self._lookups.store is not None and match.num_tokens:
+            self._lookups.store.note_use(sequence.namespace, sequence.token_bytes(match.num_tokens))
+        if sequence.lookup is not None:
+            sequence.lookup.num_read = 0
         sequence.num_computed_tokens = match.num_tokens
         end = self._tree.insert(sequence.namespace, sequence.token_bytes(sequence.num_prompt_tokens))
         self._tree.add_owner(sequence, end)  # others can wait for its prompt
@@ -243,6 +260,7 @@ class KVCache:
         next_victim: returns the running sequence that would be preempted next; called only when cells are low.
         """
         if not (self._offloader.prefixes or self._exporter.exports or self._budget.is_low):
+            self.is_saving_idle = False
             return
         max_tokens = self._transfers.idle_tokens(is_generating=is_generating)
         if self._offloader.prefixes:
@@ -254,11 +272,17 @@ class KVCache:
                 self._budget.ticks_left,
                 now_s,
             )
+        if self.is_saving_idle:
+            self.is_saving_idle = self._offloader.save_idle(max_tokens)
         if self._exporter.exports:
             max_saved = self._transfers.pressure_tokens(is_generating=is_generating)
             self._exporter.save_part(max_saved, partial(self._make_room, now_s=now_s))
         if next_victim is not None and self._budget.is_low:
             self._offload_eagerly(next_victim(), max_tokens)
+
+    def save_idle(self) -> None:
+        """Save idle prefixes to host memory in the next ticks, and keep them on the device."""
+        self.is_saving_idle = bool(self._offloader.prefixes)
 
     def _make_room(self, num_cells: int, now_s: float) -> bool:
         """Evict cached prefixes until as many cells are free; return whether they are."""
@@ -316,6 +340,12 @@ class KVCache:
             self._host.put(save, data, now_s)
         for state, data in output.saved_states:
             self._host.put_state(state, data, now_s)
+        if (store := self._lookups.store) is not None:
+            for save, data in output.saved:
+                if save.cut_from is None:
+                    store.put(save, data)
+            for state, data in output.saved_states:
+                store.put(state, data)
 
     @property
     def is_saving(self) -> bool:
@@ -331,6 +361,37 @@ class KVCache:
     def transfer_s(self) -> float:
         """Expected time of the pending operations."""
         return self._transfers.seconds(self._cells.operations) if self._cells.operations else 0.0
+
+    # ---- the disk
+
+    def end_lookup(self, lookup: DiskLookup, blocks: DiskBlocks, now_s: float) -> None:
+        """Take the result of a lookup into host memory, and let the sequences start that wait for it."""
+        num_read = max([_end_of(save) for save, _ in blocks], default=0) - lookup.num_known
+        for save, data in blocks:
+            if isinstance(save, Save):
+                self._host.put(save, data, now_s)
+            else:
+                self._host.put_state(save, data, now_s)
+        self._lookups.end(lookup, max(0, num_read))
+
+    def end_overdue_lookups(self, now_s: float) -> None:
+        """Let the sequences start that have waited too long for a disk."""
+        self._lookups.end_overdue(now_s)
+
+    @property
+    def next_due_s(self) -> float:
+        """When the first sequence that waits for a disk starts without it; infinite if none waits."""
+        return self._lookups.next_due_s
+
+    def _waits_for_disk(self, sequence: CacheSequence, match: PrefixMatch, now_s: float) -> bool:
+        if self._lookups.store is None:
+            return False
+        num_cells = match.num_tokens
+        if self._has_states and sequence.lookup is None:
+            found = self._find(sequence.namespace, sequence.token_bytes(sequence.num_tokens - 1))
+            segments = host_segments(found.nodes, 0, found.length)
+            num_cells = segments[-1].end if segments else 0
+        return self._lookups.must_wait(sequence, match.num_tokens, num_cells, self._token_s, now_s)
 
     # ---- export and import
 
@@ -513,6 +574,8 @@ class KVCache:
         else:
             prefix = self._add_prefix(sequence, num_tokens)
             self._tree.remove_owner(sequence, node)
+            if self._lookups.store is not None:
+                self._lookups.store.note_unsaved()
         sequence.seq_id = None
         sequence.num_computed_tokens = 0
         sequence.computes_all = False
@@ -586,6 +649,10 @@ class KVCache:
     def _is_cheaper_recomputed(self, num_tokens: int) -> bool:
         transfer_s = self._transfers.round_trip_seconds(num_tokens)
         return num_tokens > 0 and transfer_s > self._cost.seconds(num_tokens, self.num_cells)
+
+
+def _end_of(save: Save | SaveState) -> int:
+    return save.end if isinstance(save, Save) else save.num_tokens
 
 
 def _is_same(save: Save | SaveState, operation: Operation) -> bool:

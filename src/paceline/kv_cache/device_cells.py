@@ -71,12 +71,13 @@ class CacheSequence:
         seq_id: Set by the cache; None while the sequence waits.
         num_computed_tokens: Set by the cache.
         waits_for: Set by the cache: the prefix that another sequence is about to compute.
+        lookup: Set by the cache: the search on a disk for its prompt.
         computes_all: Set by the cache after a failed load, until the sequence ends.
     """
 
     __slots__ = (
-        "computes_all", "layout", "num_computed_tokens", "num_prompt_tokens", "packed", "request", "seq_id", "token_ids",
-        "waits_for",
+        "computes_all", "layout", "lookup", "num_computed_tokens", "num_prompt_tokens", "packed", "request", "seq_id",
+        "token_ids", "waits_for",
     )  # fmt: skip
 
     request: SequenceGroup
@@ -87,6 +88,7 @@ class CacheSequence:
         self.num_computed_tokens = 0
         self.seq_id: int | None = None
         self.waits_for: PendingPrefix | None = None
+        self.lookup: DiskLookup | None = None
         self.computes_all = False
 
     @property
@@ -144,6 +146,32 @@ class PendingPrefix:
         """Whether the sequence still runs and has not computed that far."""
         by = self.sequence
         return by.is_running and not by.request.is_paused and by.num_computed_tokens < self.end
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class DiskLookup:
+    """The search on a disk for the rest of a prompt.
+
+    Attributes:
+        tokens: The prompt, as bytes, without its last token.
+        num_known: Tokens that a sequence can take over without the disk.
+        num_cells: Tokens with cells that need not be read.
+        token_s: Seconds to compute a token. What takes longer to read is not read.
+        max_bytes: Most bytes to read.
+        due_s: When the sequence starts without it, on the engine's clock.
+        is_done: Whether nothing more comes.
+        num_read: Tokens that were read and that no sequence has taken over yet.
+    """
+
+    namespace: Namespace
+    tokens: bytes
+    num_known: int
+    num_cells: int
+    token_s: float
+    max_bytes: int
+    due_s: float
+    is_done: bool = False
+    num_read: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -384,6 +384,10 @@ class Offloader:
                 being_saved |= missing
                 max_tokens -= num_saved
 
+    def save_idle(self, max_tokens: int) -> bool:
+        """Save a part of a prefix that host memory lacks, and keep the prefix; return False if nothing is left to save."""
+        return any(self._save_part(prefix, max_tokens) for prefix in self.prefixes)
+
     def offload_eagerly(self, sequence: CacheSequence, end: Node, max_tokens: int, ticks_left: float) -> None:
         """Save a part of a running sequence if saving max_tokens in a tick would take longer than ticks_left.
 

@@ -44,6 +44,7 @@ class NotAdmitted(Enum):
     """Why a sequence cannot start in this tick."""
 
     PREFIX_PENDING = auto()  # another sequence is computing its prefix; those behind it may start
+    READ_PENDING = auto()  # its prefix is being read from a disk; those behind it may start
     OFFLOAD_PENDING = auto()  # its cells, or its prefix, are on the way to host memory
     NO_CELLS = auto()
 
@@ -58,6 +59,7 @@ class PrefixMatch:
     Attributes:
         node: The last matched node of the radix tree.
         state: The checkpoint at its end if memory has states; None if the source itself is at that place.
+        num_read: Tokens at its end that were read from a disk for this sequence.
     """
 
     source: Owner | None
@@ -66,6 +68,7 @@ class PrefixMatch:
     num_tokens: int
     node: Node | None
     state: SavedState | None = None
+    num_read: int = 0
 
     def device_part(self) -> PrefixMatch:
         """Return the part on the device; nothing if a later state has to be loaded."""
@@ -78,6 +81,8 @@ class PrefixMatch:
     @property
     def source_name(self) -> str:
         """`Usage.cached_from`: the source of most of the prefix."""
+        if 2 * self.num_read > self.num_tokens:
+            return "disk"
         if self.num_tokens - self.num_device > self.num_device:
             return "host"
         return "device" if isinstance(self.source, CachedPrefix) else "running"

@@ -48,7 +48,8 @@ _ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 _EIGHTHS = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
 
 _KINDS = ("generate", "embed")
-_SOURCES = ("running", "device", "host")
+_SOURCES = ("running", "device", "host", "disk")
+_PLACES = ("device", "host")
 _REASONS = tuple(reason.value for reason in ENGINE_REASONS)
 
 
@@ -108,9 +109,9 @@ EVICTED = _counter(
     "tokens",
     "Tokens of evicted cached prefixes: host memory keeps those of the device if it has space, those of the host are gone.",
     "source",
-    _SOURCES[1:],
+    _PLACES,
 )
-EVICTIONS = _counter("evictions", "evictions", "Cached prefixes evicted from there.", "source", _SOURCES[1:])
+EVICTIONS = _counter("evictions", "evictions", "Cached prefixes evicted from there.", "source", _PLACES)
 PREEMPTIONS = _counter("preemptions", "preemptions", "Sequences that lost their slot and had to wait to continue.")
 PREEMPTED = _counter(
     "preempted_tokens",

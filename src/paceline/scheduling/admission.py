@@ -182,7 +182,7 @@ class Admission:
             ):
                 self.preempt(now_s)
                 match = self._match(sequence, now_s)
-            if match is NotAdmitted.PREFIX_PENDING:
+            if match in (NotAdmitted.PREFIX_PENDING, NotAdmitted.READ_PENDING):
                 continue
             if not isinstance(match, PrefixMatch):
                 break

@@ -18,6 +18,9 @@ from paceline.cost_model import DecodeCost, MeasuredPass, TickCostModel
 from paceline.errors import Aborted, NoKvSlot, PacelineError
 from paceline.kv_cache import (
     TEXT_LAYOUT,
+    DiskBlocks,
+    DiskLookup,
+    DiskStore,
     KVCache,
     Namespace,
     PromptLayout,
@@ -70,7 +73,7 @@ class Scheduler:
     """Admission, plans and their outcome for one engine.
 
     `plan` and `apply` take turns; commands come between them. `apply` returns the events for the callers. drafter: proposes
-    tokens; several drafters are asked in their order; None: no speculation.
+    tokens; several drafters are asked in their order; None: no speculation. store: keeps prefixes on a disk.
     """
 
     def __init__(
@@ -80,8 +83,10 @@ class Scheduler:
         clock: Clock,
         sink: TelemetrySink,
         drafter: Drafter | Drafters | None = None,
+        store: DiskStore | None = None,
     ) -> None:
         self._limits, self._strategy, self._clock, self._sink = limits, strategy, clock, sink
+        self._store = store
         self.cost_model = TickCostModel(n_ubatch=limits.n_ubatch)
         self._decode_cost = DecodeCost(self.cost_model)
         self._speculation: Speculation | DraftChain | None = None
@@ -104,7 +109,7 @@ class Scheduler:
         self._telemetry = Telemetry(self._sink, self._limits, ActivityLog(self._clock.now()))
         self._slots, self._queue = Slots(self._limits.num_slots), WaitingQueue()
         self._requests: dict[int, Request] = {}
-        self.kv_cache = KVCache(self._limits, self._sink, self.cost_model)
+        self.kv_cache = KVCache(self._limits, self._sink, self.cost_model, self._store)
         self._admission = Admission(self.kv_cache, self._slots, self._queue, self._telemetry)
         self._finisher = RequestFinisher(self.kv_cache, self._slots, self._queue, self._telemetry, self._requests)
         self._lost_time = LostTime(self._decode_cost)
@@ -185,6 +190,10 @@ class Scheduler:
     def answer(self, key: int, result: object) -> None:
         """Emit `Answered` with the events of this tick."""
         self._events.append(Answered(key, result))
+
+    def end_lookup(self, lookup: DiskLookup, blocks: DiskBlocks) -> None:
+        """Take what was found on a disk into host memory."""
+        self.kv_cache.end_lookup(lookup, blocks, self._clock.now())
 
     def export(self, key: int, namespace: Namespace, tokens: bytes, layout: PromptLayout = TEXT_LAYOUT) -> None:
         """Emit `Answered` with the saved ranges of a prefix in order, once all of it is in host memory; there may be none."""
@@ -269,11 +278,13 @@ class Scheduler:
             self._needs_poll = any(request.has_deadline for request in self._requests.values())
         if self._embedding.requests:
             self._events += self._embedding.poll(now_s, is_stopping=self._is_stopping)
+        self.kv_cache.end_overdue_lookups(now_s)
 
     def _note_load(self, ready: list[Sequence]) -> None:
         self._telemetry.num_running, self._telemetry.num_waiting = len(self._slots.running), len(self._queue.sequences)
         is_offloading = bool(self._queue.sequences) and self.kv_cache.is_saving
         self.is_idle = not (ready or self._embedding.requests or is_offloading or self.kv_cache.is_exporting)
+        self.is_idle = self.is_idle and not self.kv_cache.is_saving_idle
 
     def _plan_step(self, ready: list[Sequence], now_s: float) -> StepPlan:
         self._tick += bool(ready)
@@ -490,8 +501,8 @@ class Scheduler:
         return len(self._queue) + len(self._embedding)
 
     def next_deadline_s(self) -> float:
-        """Return the time of the first deadline of a request; infinite without deadlines."""
-        return min([self._finisher.next_deadline_s(), self._embedding.next_deadline_s()])
+        """Return the time of the first deadline of a request or of reading a prefix; infinite without deadlines."""
+        return min([self._finisher.next_deadline_s(), self._embedding.next_deadline_s(), self.kv_cache.next_due_s])
 
     def check(self) -> None:
         """Assert the invariants between ticks."""

@@ -108,7 +108,7 @@ class Usage:
     Attributes:
         prompt_tokens: Tokens of the prompt.
         cached_tokens: Prompt tokens with KV that was reused instead of computed.
-        cached_from: The place of that KV: "running", "device" or "host"; None if nothing was reused.
+        cached_from: The place of that KV: "running", "device", "host" or "disk"; None if nothing was reused.
         completion_tokens: Generated tokens, of all choices.
         draft_tokens: Tokens that speculation proposed and a pass verified.
         accepted_tokens: Draft tokens that were accepted.

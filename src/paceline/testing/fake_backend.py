@@ -46,6 +46,7 @@ from paceline.errors import (
     NoKvSlot,
     NoTokenAllowed,
     PacelineError,
+    StateError,
     Unsupported,
 )
 from paceline.kv_cache import MediaItem
@@ -56,10 +57,14 @@ from paceline.sequence import Limits, Row, RowKind, RowOutput
 from paceline.streaming.chunk import TokenLogprobs
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from paceline.constraints import Constraint, ConstraintCompiler
     from paceline.runtime.tokenizer import FimTokens
 
 
+_Packed = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int | None]
 Kind = Literal["attention", "sliding_window", "hybrid", "recurrent", "compressed"]
 
 _STATE_BYTES = 128  # of recurrent layers, whatever the number of tokens
@@ -146,6 +151,26 @@ class FakeState:
     def nbytes(self) -> int:
         """Size in bytes."""
         return 8 * len(self.hashes) + 8 * len(self.window) if self.size is None else self.size
+
+    @property
+    def payload(self) -> NDArray[np.uint8]:
+        """Its bytes, for a file."""
+        import numpy as np
+
+        packed = msgspec.msgpack.encode((self.hashes, self.ends, self.window, self.size))
+        return np.frombuffer(packed, dtype=np.uint8)
+
+    @staticmethod
+    def of(start: int, end: int, payload: NDArray[np.uint8]) -> FakeState:
+        """Return the state of these bytes. Raises `StateError`."""
+        try:
+            hashes, ends, window, size = msgspec.msgpack.decode(payload.tobytes(), type=_Packed)
+        except msgspec.MsgspecError as error:
+            raise StateError(f"no saved cells: {error}") from None
+        state = FakeState(start, hashes, ends, window, size)
+        if state.end != end:
+            raise StateError(f"the cells end at {state.end}, not at {end}")
+        return state
 
 
 class FakeMemory:
@@ -679,6 +704,10 @@ class FakeBackend:
     def load_state(self, seq_id: int, data: FakeState, end: int) -> None:
         """Load a saved state."""
         self.memory.load_state(seq_id, data, end)
+
+    def saved_cells(self, start: int, end: int, payload: NDArray[np.uint8]) -> FakeState:
+        """Return saved cells or a saved state of its bytes."""
+        return FakeState.of(start, end, payload)
 
     def truncate(self, seq_id: int, end: int) -> None:
         """Remove the last positions of a sequence."""

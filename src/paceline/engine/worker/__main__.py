@@ -284,7 +284,9 @@ class Worker:
             instruments.engine_restarted(self._clock.now())
         engine = Engine(self._inbox, scheduler, executor, calibration)
         pulse = WorkerPulse(self._clock, self._box, arguments.config.hang_timeout_s)
-        self._runner = Runner(engine, self._inbox, sink, pulse, backend.abort, (*at_end, self._end))
+        self._runner = Runner(
+            engine, self._inbox, sink, pulse, backend.abort, (*parts.saving(engine), *at_end, self._end)
+        )
         facts = {} if parts.model is None else model_facts(parts.model)
         return messages.Ready(messages.PROTOCOL, asdict(parts.limits), facts, list(parts.adapters))
 

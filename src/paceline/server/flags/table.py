@@ -343,6 +343,12 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
              "-1: no limit, 0: none.", arg="CACHE_RAM", default="an eighth of the machine's memory"),
         Flag("--host-cache-bytes", "N", read.integer(0, 2**63 - 1), Store("engine.host_cache_bytes"), "The same in bytes.",
              default="an eighth of the machine's memory", ours=True),
+        Flag("--disk-cache", "FOLDER", read.text, Store("engine.disk_cache"), "Folder in which prefixes survive a restart, "
+             "shared by servers; auto: paceline/kv in the user's cache folder.", default="auto", ours=True),
+        _switch("--no-disk-cache", Store("engine.disk_cache", convert=lambda on: None if on else UNSET),
+                "Keep prefixes in memory alone.", default="off", ours=True),
+        Flag("--disk-cache-bytes", "N", read.integer(1, 2**63 - 1), Store("engine.disk_cache_bytes"), "Most bytes of this "
+             "folder, of all models.", default="a tenth of the free space, at most 16 GiB", ours=True),
         _switch("--cache-prompt", Store("engine.cache_prompt"), "Share prefixes between requests and keep them.",
                 arg="CACHE_PROMPT", off="--no-cache-prompt"),
         _switch("--swa-full", Store("engine.swa_full"), "Cache whole sequences in sliding-window layers too: costs memory, and "

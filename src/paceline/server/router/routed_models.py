@@ -251,7 +251,7 @@ def _spellings(name: str) -> tuple[str, str]:
     return name, name.removesuffix(_LATEST)
 
 
-def _entry_of(preset: ModelPreset) -> ModelEntry:
+def _entry_of(preset: ModelPreset, defaults: Mapping[str, Any]) -> ModelEntry:
     settings, reference = preset.settings, preset.reference
     model: Path | str | None = settings.model
     if isinstance(reference, HubReference):
@@ -265,7 +265,7 @@ def _entry_of(preset: ModelPreset) -> ModelEntry:
     return ModelEntry(
         name=preset.name,
         model=model,
-        options={**settings.engine_options, **source, **token},
+        options={**defaults, **settings.engine_options, **source, **token},
         aliases=settings.aliases[1:],
         pinned=preset.pinned,
         load_on_startup=preset.load_on_startup,
@@ -300,9 +300,11 @@ class PresetSources:
         all_models = [*named, *(preset for preset in others if preset.name not in names)]
         check_names(all_models)
         memory, most = self._settings.models_memory, self._settings.models_max
+        of_server = self._settings.engine_options
+        defaults = {"disk_cache": of_server["disk_cache"]} if "disk_cache" in of_server else {}
         limits = replace(
             of_file,
-            entries=tuple(map(_entry_of, all_models)),
+            entries=tuple(_entry_of(preset, defaults) for preset in all_models),
             memory_budget=of_file.memory_budget if memory is None else memory,
             max_loaded=most if self._toml is None or self._presets.sets("server.models_max") else of_file.max_loaded,
         )

@@ -1,0 +1,442 @@
+"""The disk cache: prefixes of the KV cache that survive the process, in files of `disk_blocks`.
+
+Two threads work for an engine. The reader answers lookups: it finds the files of a path, decides whether reading them takes less
+than computing their tokens, and hands them to the engine's thread as saved ranges. The writer, at a low priority, writes what was
+saved to host memory, marks what was used, and deletes what was used least recently.
+
+An error of the disk, or a damaged file, costs the tokens of its files and a warning.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import queue
+import shutil
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from paceline.config import EngineConfig
+from paceline.engine.backend import Backend
+from paceline.engine.core import Ask, Engine
+from paceline.engine.disk_blocks import BlockName, FoundBlock, ModelFolder, evict, files_of
+from paceline.errors import InvalidParams, PacelineError, StateError
+from paceline.kv_cache import (
+    BLOCK_TOKENS,
+    MIN_CACHED_TOKENS,
+    TOKEN_BYTES,
+    DiskBlocks,
+    DiskLookup,
+    Namespace,
+    Save,
+    SavedState,
+    SaveState,
+)
+from paceline.runtime import build_info
+from paceline.runtime.sequence_state import layout_fingerprint
+from paceline.sequence import Limits
+
+_log = logging.getLogger("paceline.engine")
+
+_FIRST_SPEED: Final = 2e9  # bytes a second, before a file was read: too high, so that one is read
+_FORGET: Final = 1.02  # raises the speed after each search that reads nothing: a slow moment passes
+_GAIN: Final = 0.3
+_TELLING_BYTES: Final = 1 << 16  # a smaller file says little about the speed
+_AT_ONCE_S: Final = 0.002  # for which a lookup waits to know that nothing is there
+_IDLE_S: Final = 2.0  # without saves and lookups, after which prefixes on the device are saved as well
+_TOUCH_S: Final = 60.0  # between two marks of a path
+_SCAN_S: Final = 300.0  # between two looks at how much all processes have written
+_RETRY_S: Final = 30.0  # after a file could not be written
+_MOST_TOUCHED: Final = 4096  # paths whose time is remembered
+_MOST_WAITING: Final = 64  # searches, and uses to mark, while a disk does not answer
+_NICENESS: Final = 10
+_CLOSE_S: Final = 5.0  # for what is left to write when the engine ends
+_FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
+
+
+@dataclass(frozen=True, slots=True)
+class DiskOptions:
+    """Of a disk cache.
+
+    Attributes:
+        max_bytes: Most bytes of the folder, of all models and processes.
+        max_pending: Most bytes that wait to be written; what comes beyond is not written.
+        has_cells, has_states: Of the model's memory.
+    """
+
+    max_bytes: int
+    max_pending: int
+    has_cells: bool
+    has_states: bool
+
+
+class DiskTier:
+    """Reads and writes prefixes, on the caller's thread.
+
+    Args:
+        folder: The files.
+        options: See there.
+        fingerprint: Identifies the content of a loaded adapter by its key. Raises `AdapterNotFound`.
+        restore: Makes saved cells of their positions and bytes.
+    """
+
+    def __init__(
+        self,
+        folder: ModelFolder,
+        options: DiskOptions,
+        fingerprint: Callable[[str], bytes],
+        restore: Callable[[int, int, Any], SavedState],
+    ) -> None:
+        self._folder, self._options, self._fingerprint, self._restore = folder, options, fingerprint, restore
+        self._speed = _FIRST_SPEED
+        self._num_bytes: int | None = None  # of all models, as far as known
+        self._scanned_s = 0.0
+        self._touched: dict[bytes, float] = {}
+
+    # ---- reading
+
+    def find(self, lookup: DiskLookup) -> list[FoundBlock]:
+        """Return the files to read for a lookup, in order of their path, the state last; none if computing is cheaper."""
+        try:
+            found = self._found(lookup)
+            reach = max([block.reach for block in found], default=0)
+            if reach - lookup.num_known < MIN_CACHED_TOKENS:
+                return []
+            num_bytes, kept = 0, []
+            for block in found:
+                num_bytes += self._folder.path(block.name).stat().st_size
+                if num_bytes > lookup.max_bytes:
+                    break
+                kept.append(block)
+        except (OSError, PacelineError):
+            return []
+        if self._options.has_states and len(kept) < len(found):
+            return []
+        num_read = max([block.reach for block in kept], default=0) - lookup.num_known
+        is_cheaper = not lookup.token_s or num_bytes / self._speed < num_read * lookup.token_s
+        if not is_cheaper:
+            self._speed *= _FORGET
+        return kept if is_cheaper and num_read >= MIN_CACHED_TOKENS else []
+
+    def _found(self, lookup: DiskLookup) -> list[FoundBlock]:
+        path, tokens = self._folder.hasher(self._identity(lookup.namespace)), lookup.tokens
+        cells = list(self._folder.cells_along(path, tokens)) if self._options.has_cells else []
+        if not self._options.has_states:
+            return [block for block in cells if block.reach > lookup.num_cells]
+        reach = len(tokens) // TOKEN_BYTES
+        if self._options.has_cells:
+            reach = max(lookup.num_cells, cells[-1].reach if cells else 0)
+        state = self._folder.last_state(path, tokens[: reach * TOKEN_BYTES], lookup.num_known)
+        if state is None:
+            return []
+        return [*(block for block in cells if block.start < state.reach and block.reach > lookup.num_cells), state]
+
+    def read(self, lookup: DiskLookup, found: Sequence[FoundBlock]) -> DiskBlocks:
+        """Return what these files hold, up to the first that cannot be read."""
+        blocks: list[tuple[Save | SaveState, SavedState]] = []
+        for block in found:
+            begin = time.perf_counter()
+            try:
+                stored = self._folder.read(block.name)
+                state = self._restore(stored.start, stored.end, stored.payload)
+            except StateError as error:
+                _log.warning(
+                    "a file of the disk cache is deleted, and its tokens are computed: %s: %s", block.name, error
+                )
+                self._folder.discard(block.name)
+                return [] if self._options.has_states else blocks
+            except OSError:  # another process may have deleted it
+                return [] if self._options.has_states else blocks
+            if stored.payload.nbytes >= _TELLING_BYTES:
+                speed = stored.payload.nbytes / max(1e-9, time.perf_counter() - begin)
+                self._speed += _GAIN * (speed - self._speed)
+            tokens = lookup.tokens[: block.start * TOKEN_BYTES] + stored.tokens
+            end = len(tokens) // TOKEN_BYTES
+            save = (
+                SaveState(0, end, lookup.namespace, tokens)
+                if block.name.is_state
+                else Save(0, block.start, end, lookup.namespace, tokens)
+            )
+            blocks.append((save, state))
+        return blocks
+
+    # ---- writing
+
+    def write(self, save: Save | SaveState, data: Any) -> None:
+        """Write saved cells or a saved state, if no file has them. Raises `OSError`."""
+        try:
+            path = self._folder.hasher(self._identity(save.namespace))
+        except PacelineError:  # the adapter is gone, and so are the requests that would need it
+            return
+        is_state = isinstance(save, SaveState)
+        end = len(save.tokens) // TOKEN_BYTES
+        start = (end - 1) // BLOCK_TOKENS * BLOCK_TOKENS if isinstance(save, SaveState) else save.start
+        ids = save.tokens[start * TOKEN_BYTES :]
+        path.update(save.tokens[: start * TOKEN_BYTES])
+        start_hash = path.digest()
+        path.update(ids)
+        first = 0 if is_state else int.from_bytes(ids[:TOKEN_BYTES], "little", signed=True)
+        name = BlockName(start_hash, end - start, first, path.digest(), is_state)
+        num_bytes = self._folder.write(name, b"" if is_state else ids, data.start, data.end, data.payload)
+        if self._num_bytes is None or self._num_bytes + num_bytes > self._options.max_bytes:
+            self.evict(self._options.max_bytes)
+        else:
+            self._num_bytes += num_bytes
+
+    def touch(self, namespace: Namespace, tokens: bytes) -> None:
+        """Mark the files of a path as used now."""
+        try:
+            path, now_s = self._folder.hasher(self._identity(namespace)), time.monotonic()
+            end = path.copy()
+            end.update(tokens)
+            if now_s - self._touched.get(end.digest(), -_TOUCH_S) < _TOUCH_S:
+                return
+            if len(self._touched) >= _MOST_TOUCHED:
+                self._touched.clear()
+            self._touched[end.digest()] = now_s
+            names = [block.name for block in self._folder.cells_along(path, tokens)] if self._options.has_cells else []
+            state = self._folder.last_state(path, tokens, 0) if self._options.has_states else None
+            self._folder.touch([*names, *([] if state is None else [state.name])])
+        except (OSError, PacelineError):
+            return
+
+    def evict(self, max_bytes: int) -> None:
+        """Delete least recently used files of all models until they fit."""
+        self._num_bytes, num_deleted = evict(self._folder.root, max_bytes)
+        self._scanned_s = time.monotonic()
+        if num_deleted:
+            _log.info("%d files left the disk cache, which has %d MiB now", num_deleted, self._num_bytes >> 20)
+
+    def make_room(self) -> None:
+        """Delete a tenth of the files, after the disk was full."""
+        self.evict((self._num_bytes or 0) * 9 // 10)
+
+    def scan(self) -> None:
+        """Look again at how much all processes have written, every few minutes."""
+        if self._num_bytes is None or time.monotonic() - self._scanned_s > _SCAN_S:
+            self.evict(self._options.max_bytes)
+
+    def _identity(self, namespace: Namespace) -> tuple[object, ...]:
+        """Return a namespace that means the same in every process: the contents of adapters in place of their keys."""
+        lora: Any = namespace[0]
+        return (tuple([(self._fingerprint(key), scale) for key, scale in lora]), *namespace[1:])
+
+
+@dataclass(slots=True, eq=False)
+class _Search:
+    lookup: DiskLookup
+    is_over: threading.Event
+    is_empty: bool = False
+    is_late: bool = False  # whether the engine's thread waits for it no longer
+
+
+class DiskCache:
+    """The disk store of one engine, with its threads. The engine's thread calls the methods of `DiskStore`."""
+
+    def __init__(self, tier: DiskTier, options: DiskOptions) -> None:
+        self._tier, self._max_pending = tier, options.max_pending
+        self._ask: Callable[[Ask], Future[Any]] | None = None
+        self._next_key: Callable[[], int] = lambda: 0
+        self._searches: queue.SimpleQueue[_Search | None] = queue.SimpleQueue()
+        self._wake = threading.Condition()
+        self._unwritten: deque[tuple[Save | SaveState, SavedState]] = deque()
+        self._used: dict[tuple[Namespace, bytes], None] = {}
+        self._num_pending = 0
+        self._is_unsaved = self._is_closed = self._has_warned = False
+        self._busy_s = self._retry_s = 0.0
+        self._threads = [
+            threading.Thread(target=target, name=f"paceline-disk-{name}", daemon=True)
+            for target, name in ((self._read_all, "reader"), (self._write_all, "writer"))
+        ]
+
+    def start(self, ask: Callable[[Ask], Future[Any]], next_key: Callable[[], int]) -> None:
+        """Start the threads. ask: passes a command to the engine; next_key: returns a new key for one."""
+        self._ask, self._next_key = ask, next_key
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Write what is left, for a limited time, and end the threads."""
+        with self._wake:
+            self._is_closed = True
+            self._wake.notify_all()
+        self._searches.put(None)
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(_CLOSE_S)
+
+    # ---- DiskStore
+
+    def put(self, save: Save | SaveState, data: SavedState) -> None:
+        """Write saved cells or a saved state soon, unless too much waits for it."""
+        with self._wake:
+            self._busy_s = time.monotonic()
+            if self._num_pending + data.nbytes <= self._max_pending and self._busy_s >= self._retry_s:
+                self._num_pending += data.nbytes
+                self._unwritten.append((save, data))
+                self._wake.notify_all()
+
+    def look_up(self, lookup: DiskLookup) -> bool:
+        """Hand a search to the reader, and wait two milliseconds at most to know that nothing is there."""
+        if self._searches.qsize() >= _MOST_WAITING:
+            return False
+        search = _Search(lookup, threading.Event())
+        self._busy_s = time.monotonic()
+        self._searches.put(search)
+        search.is_over.wait(_AT_ONCE_S)
+        with self._wake:
+            search.is_late = not search.is_over.is_set()
+        return not search.is_empty
+
+    def note_use(self, namespace: Namespace, tokens: bytes) -> None:
+        """Mark these tokens as used, later."""
+        with self._wake:
+            if len(self._used) < _MOST_WAITING:
+                self._used[(namespace, tokens)] = None
+
+    def note_unsaved(self) -> None:
+        """Have the prefixes on the device saved after a while without work."""
+        with self._wake:
+            self._busy_s = time.monotonic()
+            self._is_unsaved = True
+            self._wake.notify_all()
+
+    # ---- threads
+
+    def _read_all(self) -> None:
+        while (search := self._searches.get()) is not None:
+            lookup = search.lookup
+            found = self._guarded(self._tier.find, lookup) or []
+            with self._wake:
+                search.is_empty = not found
+                search.is_over.set()
+                if search.is_empty and not search.is_late:
+                    continue
+            blocks: DiskBlocks = self._guarded(self._tier.read, lookup, found) or []
+            self._tell(partial(_end_lookup, lookup, blocks))
+
+    def _write_all(self) -> None:
+        with suppress(OSError, AttributeError):  # of this thread alone, where the system can
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        while self._turn():
+            pass
+
+    def _turn(self) -> bool:
+        """Write the next range, or do what is left to do without one; return False at the end."""
+        with self._wake:
+            if not self._unwritten and not self._is_closed:
+                self._wake.wait(_IDLE_S if self._is_unsaved or self._used else _TOUCH_S)
+            item = self._unwritten.popleft() if self._unwritten else None
+            used, self._used = (self._used, {}) if item is None else ({}, self._used)
+            is_idle = self._is_unsaved and item is None and time.monotonic() - self._busy_s >= _IDLE_S
+            self._is_unsaved = self._is_unsaved and not is_idle
+        if item is None:
+            for namespace, tokens in used:
+                self._tier.touch(namespace, tokens)
+            self._guarded(self._tier.scan)
+            if is_idle:
+                self._tell(lambda engine: engine.scheduler.kv_cache.save_idle())
+            return not self._is_closed
+        save, data = item
+        self._write(save, data)
+        with self._wake:
+            self._num_pending -= data.nbytes
+            self._used[(save.namespace, save.tokens)] = None
+        return True
+
+    def _write(self, save: Save | SaveState, data: SavedState) -> None:
+        try:
+            self._tier.write(save, data)
+            self._has_warned = False
+        except OSError as error:
+            if error.errno in _FULL:
+                self._guarded(self._tier.make_room)
+            with self._wake:
+                self._retry_s = time.monotonic() + _RETRY_S
+            if not self._has_warned:
+                self._has_warned = True
+                _log.warning("the disk cache cannot be written, and is tried again later: %s", error)
+        except Exception:  # noqa: BLE001 - the engine goes on
+            _log.warning("a range could not be written to the disk cache", exc_info=True)
+
+    def _tell(self, begin: Callable[[Engine], None]) -> None:
+        """Have the engine's thread do something before its next tick; it may have ended."""
+        if self._ask is None:
+            return
+
+        def run(engine: Engine) -> Callable[[], None]:
+            begin(engine)
+            return lambda: None
+
+        with suppress(Exception):
+            self._ask(Ask(self._next_key(), run, may_change_cache=True))
+
+    def _guarded(self, function: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return function(*args)
+        except Exception:  # noqa: BLE001 - the engine goes on
+            _log.warning("the disk cache failed", exc_info=True)
+            return None
+
+
+def _end_lookup(lookup: DiskLookup, blocks: DiskBlocks, engine: Engine) -> None:
+    engine.scheduler.end_lookup(lookup, blocks)
+
+
+_SHARE: Final = 10  # a tenth of the free space
+_MOST_BYTES: Final = 16 << 30
+_PENDING_SHARE: Final = 8  # of host memory may wait to be written
+
+
+def open_disk_cache(
+    config: EngineConfig, limits: Limits, backend: Backend, fingerprint: bytes, facts: dict[str, Any]
+) -> DiskCache | None:
+    """Return the disk cache of an engine; None if it has none. facts: about the model, for people.
+
+    A folder that cannot be made is only warned of if it was not named. Raises `InvalidParams` if it was.
+    """
+    if config.disk_cache is None or not limits.host_bytes or limits.cannot_generate:
+        return None
+    try:
+        folder = disk_folder(config.disk_cache)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        num_free = shutil.disk_usage(folder).free
+    except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
+        text = f"disk_cache: the folder cannot be made or read: {error}; give another folder, or None"
+        if config.disk_cache != "auto":
+            raise InvalidParams(text) from None
+        _log.warning("%s", text)
+        return None
+    max_bytes = config.disk_cache_bytes
+    if max_bytes is None:
+        max_bytes = min(_MOST_BYTES, (num_free + sum(file.num_bytes for file in files_of(folder))) // _SHARE)
+    options = DiskOptions(
+        max_bytes=max_bytes,
+        max_pending=max(1, limits.host_bytes // _PENDING_SHARE),
+        has_cells=limits.can_share_part or limits.has_state_apart,
+        has_states=not limits.can_share_part,
+    )
+    model = layout_fingerprint(fingerprint, (build_info().llama_cpp_commit,))
+    tier = DiskTier(ModelFolder(folder, model, facts), options, backend.adapter_fingerprint, backend.saved_cells)
+    _log.info("disk cache: prefixes are kept in %s, at most %d MiB of all models", folder, max_bytes >> 20)
+    return DiskCache(tier, options)
+
+
+def disk_folder(given: str | os.PathLike[str]) -> Path:
+    """Return the folder of the option `disk_cache`."""
+    return default_folder() if given == "auto" else Path(given)
+
+
+def default_folder() -> Path:
+    """Return the folder of the disk cache in the user's cache folder."""
+    shared = os.environ.get("XDG_CACHE_HOME")
+    return (Path(shared) if shared else Path.home() / ".cache") / "paceline" / "kv"

@@ -1,0 +1,169 @@
+"""Engines that share a folder and are killed, while files are torn, damaged, deleted and evicted: every text is right."""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.disk_world import DiskRig
+from tests.engine_world import Outcome
+from tests.unit.kv_cache.prefix_rig import KINDS, text
+
+from paceline.engine import disk_blocks
+from paceline.engine.disk_blocks import evict, files_of, remove
+
+NUM_TOKENS = 5
+MODELS = (b"m" * 16, b"n" * 16)
+
+
+class Killed(Exception):
+    """The process ended within a write."""
+
+
+class Schedule:
+    """One random schedule. Texts are compared with those of engines without a disk."""
+
+    def __init__(self, seed: int, kind: str, folder: Path) -> None:
+        self.chance, self.kind, self.folder = random.Random(seed), kind, folder
+        self.expected: dict[tuple[Any, ...], list[int]] = {}
+        self.engines = [self.start() for _ in range(2)]
+        self.open: list[tuple[DiskRig, Outcome]] = []
+
+    def start(self) -> DiskRig:
+        chance = self.chance
+        return DiskRig(
+            self.folder / "kv",
+            kind=self.kind,
+            num_cells=chance.choice([1200, 4096]),
+            limits={"host_bytes": chance.choice([9_000, 40_000, 1_000_000]), "num_slots": chance.choice([1, 3])},
+            of_store={"max_bytes": chance.choice([30_000, 1 << 30])},
+            adapters=["a"],
+        )
+
+    def run(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self.chance.choice(
+                [self.ask, self.ask, self.ask, self.tick, self.tick, self.finish, self.settle, self.kill, self.tear,
+                 self.damage, self.vanish, self.evict, self.jump]
+            )()  # fmt: skip
+        self.finish()
+
+    # ---- what callers and time do
+
+    def ask(self) -> None:
+        engine, chance = self.chance.choice(self.engines), self.chance
+        prompt = text(chance.choice([20, 300, 520]), chance.randrange(2))
+        for _ in range(chance.randrange(3)):
+            prompt = prompt + text(chance.choice([10, 130, 260]), chance.randrange(3))
+        options: dict[str, Any] = {}
+        if not chance.randrange(4):
+            options = chance.choice([{"tenant": "other"}, {"cache_salt": "s"}, {"lora": (("a", 1.0),)}])
+        self.open.append((engine, engine.begin(prompt, NUM_TOKENS, **options)))
+
+    def tick(self) -> None:
+        engine = self.chance.choice(self.engines)
+        if self.chance.randrange(2):
+            engine.deliver()
+        engine.tick(self.chance.randrange(1, 6))
+
+    def finish(self) -> None:
+        for engine in self.engines:
+            engine.run()
+        for _, outcome in self.open:
+            assert outcome.token_ids() == self.alone(outcome)
+        self.open.clear()
+
+    def alone(self, outcome: Outcome) -> list[int]:
+        request = outcome.request
+        key = (tuple(request.prompt), request.lora)
+        if key not in self.expected:
+            world = DiskRig(self.folder / "none", kind=self.kind, adapters=["a"], limits={"host_bytes": 0})
+            found = world.begin(list(request.prompt), NUM_TOKENS, lora=request.lora)
+            world.run()
+            self.expected[key] = found.token_ids()
+        return self.expected[key]
+
+    def settle(self) -> None:
+        self.finish()
+        self.chance.choice(self.engines).settle()
+
+    def kill(self) -> None:
+        """An engine and its open requests are gone at once; another one starts."""
+        index = self.chance.randrange(len(self.engines))
+        self.open = [(engine, outcome) for engine, outcome in self.open if engine is not self.engines[index]]
+        self.engines[index] = self.start()
+
+    def tear(self) -> None:
+        """A process is killed while it writes: a part of a file is under the temporary name, or there is all of it."""
+        engine, whole = self.chance.choice(self.engines), disk_blocks._write_whole
+
+        def torn(target: Path, parts: Any) -> int:
+            data = b"".join(bytes(part) for part in parts)
+            if self.chance.randrange(2):
+                whole(target, parts)
+            else:
+                aside = target.with_name(f".1.{self.chance.randrange(9)}.part")
+                aside.write_bytes(data[: self.chance.randrange(len(data) + 1)])
+            raise Killed
+
+        disk_blocks._write_whole = torn
+        try:
+            engine.begin(text(200, self.chance.randrange(50)), 2)
+            engine.run()
+            engine.settle()
+        except Killed:
+            pass
+        finally:
+            disk_blocks._write_whole = whole
+        self.open = [(other, outcome) for other, outcome in self.open if other is not engine]
+        self.engines[self.engines.index(engine)] = self.start()
+
+    # ---- what happens to files
+
+    def damage(self) -> None:
+        paths = [file.path for file in files_of(self.folder / "kv")]
+        if not paths:
+            return
+        path, chance = self.chance.choice(sorted(paths)), self.chance
+        data = bytearray(path.read_bytes())
+        match chance.randrange(4):
+            case 0 if data:
+                data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+            case 1:
+                del data[chance.randrange(len(data) + 1) :]
+            case 2:
+                data[:] = chance.choice(sorted(paths)).read_bytes()
+            case _:
+                data += b"\0"
+        path.write_bytes(data)
+
+    def vanish(self) -> None:
+        for file in files_of(self.folder / "kv"):
+            if not self.chance.randrange(3):
+                file.path.unlink()
+        if not self.chance.randrange(4):
+            remove(self.folder / "kv", [model.hex() for model in MODELS])
+
+    def evict(self) -> None:
+        evict(self.folder / "kv", self.chance.randrange(60_000))
+
+    def jump(self) -> None:
+        """The clock was wrong for a while."""
+        for file in files_of(self.folder / "kv"):
+            if not self.chance.randrange(3):
+                when = self.chance.choice([0, 2**33])
+                os.utime(file.path, (when, when))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=12)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_every_text_is_as_without_a_disk(kind: str, seed: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        Schedule(seed, kind, Path(folder)).run(25)

@@ -1,0 +1,367 @@
+"""Prefixes on a disk: another engine finds them, damaged files cost their tokens, and the least recently used files leave."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.disk_world import DiskRig
+from tests.unit.kv_cache.prefix_rig import KINDS, text
+
+from paceline.engine import disk_blocks
+from paceline.engine.disk_blocks import BlockName, FoundFile, about, evict, files_of, remove
+from paceline.kv_cache import MediaItem
+
+
+def rig(folder: Path, kind: str = "attention", **options: Any) -> DiskRig:
+    """An engine as after a restart: its memory is empty, the folder may not be."""
+    return DiskRig(folder / "kv", kind=kind, **options)
+
+
+def blocks(folder: Path) -> list[FoundFile]:
+    return sorted(files_of(folder / "kv"), key=lambda file: str(file.path))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_engine_starts_from_the_disk(tmp_path: Path, kind: str) -> None:
+    first = rig(tmp_path, kind)
+    first.ask(text(1500))
+    first.settle()
+    second = rig(tmp_path, kind)
+    outcome = second.ask(text(1500) + text(40, 5), 6)
+    assert outcome.terminal is not None and outcome.terminal.usage is not None
+    assert outcome.terminal.usage.cached_from == "disk"
+    assert second.computed(outcome) <= 40 + 6 + 1
+    second.check_output_as_alone(outcome)
+    again = second.ask(text(1500) + text(40, 6), 3)  # in host memory by now
+    assert again.terminal is not None and again.terminal.usage is not None
+    assert again.terminal.usage.cached_from in ("host", "device")
+    second.check_output_as_alone(again)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_prompt_that_branches_off_starts_from_what_it_shares(tmp_path: Path, kind: str) -> None:
+    first = rig(tmp_path, kind)
+    first.ask(text(700) + text(500, 1))
+    first.ask(text(700) + text(300, 2))
+    first.ask(text(700) + text(300, 2) + text(100, 3))
+    first.settle()
+    second = rig(tmp_path, kind)
+    fork = second.ask(text(700) + text(300, 4), 5)
+    longer = second.ask(text(700) + text(300, 2) + text(100, 3) + text(50, 7), 5)
+    second.check_output_as_alone(fork, longer)
+    if kind in ("attention", "hybrid", "sliding_window"):
+        assert second.computed(fork) <= 300 + 5 + 64  # places of states may be a little before the branch
+    assert second.computed(longer) <= 50 + 5 + 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_requests_in_a_namespace_of_their_own_find_nothing_of_others(tmp_path: Path, kind: str) -> None:
+    first = rig(tmp_path, kind)
+    first.ask(text(600), tenant="one")
+    first.settle()
+    for options in ({"tenant": "two"}, {"tenant": "one", "cache_salt": "x"}, {}):
+        second = rig(tmp_path, kind)
+        assert second.shared(second.ask(text(600), **options)) == []
+    other_model = rig(tmp_path, kind, of_store={"model": b"n" * 16})
+    assert other_model.shared(other_model.ask(text(600), tenant="one")) == []
+    same = rig(tmp_path, kind)
+    assert same.shared(same.ask(text(600), tenant="one")) == [(599, "disk")]
+
+
+def test_adapters_share_by_content_and_scale(tmp_path: Path) -> None:
+    first = rig(tmp_path, adapters=["a", "b"])
+    first.ask(text(600), lora=(("a", 1.0),))
+    first.settle()
+    second = rig(tmp_path, adapters=["a", "b"])
+    for lora in ((("b", 1.0),), (("a", 0.5),), ()):
+        assert second.shared(second.ask(text(600), lora=lora)) == []
+    outcome = second.ask(text(600), 4, lora=(("a", 1.0),))
+    assert second.shared(outcome) == [(599, "disk")]
+
+
+@pytest.mark.parametrize("kind", ["attention", "sliding_window"])
+def test_images_are_found_by_their_contents(tmp_path: Path, kind: str) -> None:
+    def media(content: bytes) -> list[MediaItem]:
+        return [MediaItem(50, 30, 6, content)]
+
+    first = rig(tmp_path, kind)
+    first.ask(text(600), media=media(b"a picture"))
+    first.settle()
+    second = rig(tmp_path, kind)
+    other = second.ask(text(600), media=media(b"another"))
+    assert sum(count for count, _ in second.shared(other)) <= 50
+    second = rig(tmp_path, kind)
+    assert second.shared(second.ask(text(600), media=media(b"a picture"))) == [(599, "disk")]
+
+
+def test_folders_and_files_are_private(tmp_path: Path) -> None:
+    os.umask(0o022)
+    first = rig(tmp_path)
+    first.ask(text(600))
+    first.settle()
+    found = blocks(tmp_path)
+    assert found
+    for file in found:
+        assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
+        for folder in (file.path.parent, file.path.parent.parent, file.path.parent.parent.parent):
+            assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_what_is_there_is_not_written_again(tmp_path: Path) -> None:
+    for _ in range(2):
+        world = rig(tmp_path)
+        world.ask(text(900))
+        world.settle()
+    before = {file.path: file.path.stat().st_ino for file in blocks(tmp_path)}
+    third = rig(tmp_path, limits={"host_bytes": 4_000})  # too small to keep what it reads, and so computed again
+    third.ask(text(900))
+    third.settle()
+    assert {path: path.stat().st_ino for path in before} == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "longer", "swap", "gone"])
+def test_a_damaged_file_costs_its_tokens(tmp_path: Path, kind: str, damage: str) -> None:
+    chance = random.Random(f"{kind} {damage}")
+    for _ in range(12):
+        first = rig(tmp_path, kind)
+        first.ask(text(1200))
+        first.settle()
+        paths = [file.path for file in blocks(tmp_path)]
+        path = chance.choice(paths)
+        data = bytearray(path.read_bytes())
+        if damage == "flip":
+            data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+        elif damage == "cut":
+            del data[chance.randrange(len(data)) :]
+        elif damage == "empty":
+            data.clear()
+        elif damage == "longer":
+            data += b"x"
+        elif damage == "swap":
+            data[:] = chance.choice(paths).read_bytes()
+        path.write_bytes(data)
+        if damage == "gone":
+            path.unlink()
+        second = rig(tmp_path, kind)
+        outcome = second.ask(text(1200) + text(20, 3), 5)
+        second.check_output_as_alone(outcome)
+        second.settle()
+        third = rig(tmp_path, kind)  # what was computed again is there again
+        third.check_output_as_alone(third.ask(text(1200) + text(20, 3), 5))
+
+
+def test_a_damaged_file_is_deleted_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first = rig(tmp_path)
+    first.ask(text(600))
+    first.settle()
+    path = blocks(tmp_path)[0].path
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    second = rig(tmp_path)
+    second.ask(text(600))
+    assert "its checksum does not match" in caplog.text
+    assert path.read_bytes() != data  # computed and written again
+
+
+def test_files_of_other_names_are_left_alone(tmp_path: Path) -> None:
+    first = rig(tmp_path)
+    first.ask(text(600))
+    first.settle()
+    shard = blocks(tmp_path)[0].path.parent
+    foreign = [shard / "notes.txt", shard / "xx-1-2-yy.cells", shard / ".hidden", tmp_path / "kv" / "README"]
+    for path in foreign:
+        path.write_text("mine")
+    assert rig(tmp_path).ask(text(600)).terminal is not None
+    evict(tmp_path / "kv", 0)
+    assert all(path.read_text() == "mine" for path in foreign)
+    assert not blocks(tmp_path)
+
+
+def test_least_recently_used_files_leave_and_paths_have_no_gaps(tmp_path: Path) -> None:
+    first = rig(tmp_path)
+    for seed in range(6):
+        first.ask(text(1100, seed))
+        first.settle()
+    for seed in (0, 1):
+        first.store.tier._touched.clear()
+        first.ask(text(1100, seed))
+    num_bytes = sum(file.num_bytes for file in blocks(tmp_path))
+    left, num_deleted = evict(tmp_path / "kv", num_bytes // 2)
+    assert left == sum(file.num_bytes for file in blocks(tmp_path)) <= num_bytes // 2
+    assert num_deleted
+    second = rig(tmp_path)
+    for seed in (0, 1):
+        assert second.shared(second.ask(text(1100, seed))) == [(1099, "disk")]
+    assert second.shared(second.ask(text(1100, 2))) == []
+    for file in blocks(tmp_path):  # each begins a path, or where another ends
+        assert file.name is not None
+        is_first = file.name.start_hash == second.store.folder.hasher(((), "", "")).digest()
+        assert is_first or any(
+            other.name is not None and other.name.end_hash == file.name.start_hash for other in blocks(tmp_path)
+        )
+
+
+def test_the_limit_holds_while_it_writes(tmp_path: Path) -> None:
+    first = rig(tmp_path, of_store={"max_bytes": 100_000})
+    for seed in range(12):
+        first.ask(text(1100, seed))
+        first.settle()
+        assert sum(file.num_bytes for file in blocks(tmp_path)) <= 100_000
+    assert blocks(tmp_path)
+
+
+def test_two_processes_may_evict_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = rig(tmp_path)
+    first.ask(text(2000))
+    first.settle()
+    listing = disk_blocks.files_of
+
+    def raced(root: Path) -> Any:
+        found = list(listing(root))
+        for file in found[::2]:
+            file.path.unlink()  # by the other one
+        return iter(found)
+
+    monkeypatch.setattr(disk_blocks, "files_of", raced)
+    assert evict(tmp_path / "kv", 0)[0] == 0
+    assert not blocks(tmp_path)
+
+
+def test_what_a_killed_writer_left_is_ignored_and_later_deleted(tmp_path: Path) -> None:
+    first = rig(tmp_path)
+    first.ask(text(600))
+    first.settle()
+    left = blocks(tmp_path)[0].path.parent / ".77.88.part"
+    left.write_bytes(b"half")
+    evict(tmp_path / "kv", 1 << 30)
+    assert left.exists()
+    os.utime(left, (0, 0))
+    evict(tmp_path / "kv", 1 << 30)
+    assert not left.exists()
+    assert rig(tmp_path).ask(text(600)).terminal is not None
+
+
+def test_a_folder_that_is_deleted_is_made_again(tmp_path: Path) -> None:
+    first = rig(tmp_path)
+    first.ask(text(600))
+    first.settle()
+    remove(tmp_path / "kv", [file.model for file in blocks(tmp_path)])
+    assert not blocks(tmp_path)
+    first.ask(text(600, 1))
+    first.settle()
+    assert blocks(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["attention", "hybrid"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+def test_an_engine_goes_on_if_nothing_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, number: int
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(disk_blocks, "_write_whole", fail)
+    first = rig(tmp_path, kind)
+    first.check_output_as_alone(first.ask(text(600), 4))
+    first.settle()
+    assert not blocks(tmp_path)
+
+
+def test_a_sequence_waits_for_the_disk_and_others_do_not(tmp_path: Path) -> None:
+    first = rig(tmp_path)
+    first.ask(text(1500))
+    first.settle()
+    second = rig(tmp_path)
+    slow = second.begin(text(1500), 2)
+    second.tick()
+    fast = second.begin(text(30, 9), 2)
+    second.tick(8)
+    assert fast.terminal is not None
+    assert not slow.is_started
+    second.run()
+    assert second.shared(slow) == [(1499, "disk")]
+
+
+def test_a_disk_that_takes_too_long_is_not_waited_for(tmp_path: Path) -> None:
+    first = rig(tmp_path)
+    first.ask(text(1500))
+    first.settle()
+    second = rig(tmp_path)
+    slow = second.begin(text(1500), 2)
+    second.tick()
+    due_s = second.scheduler.next_deadline_s()
+    assert second.clock.now() < due_s < 60
+    assert not slow.is_started
+    second.clock.advance(due_s - second.clock.now() + 0.001)
+    super(DiskRig, second).run()
+    assert slow.terminal is not None
+    assert second.shared(slow) == []
+    second.deliver()  # after all
+    second.run()
+    second.check_output_as_alone(slow, second.ask(text(1500) + text(20, 3), 2))
+
+
+def test_a_request_that_is_cancelled_while_it_waits_leaves_nothing(tmp_path: Path) -> None:
+    first = rig(tmp_path)
+    first.ask(text(1500))
+    first.settle()
+    second = rig(tmp_path)
+    outcome = second.begin(text(1500), 2)
+    second.tick()
+    second.cancel(outcome)
+    second.run()
+    second.check_done()
+
+
+def test_sequences_that_begin_alike_read_their_beginning_once(tmp_path: Path) -> None:
+    first = rig(tmp_path)
+    first.ask(text(1500))
+    first.settle()
+    second = rig(tmp_path)
+    outcomes = [second.begin(text(1500) + text(30, seed), 2) for seed in range(1, 4)]
+    second.tick()
+    assert len(second.store.found) == 1
+    second.run()
+    second.check_output_as_alone(*outcomes)
+    assert sum(second.computed(outcome) for outcome in outcomes) <= 3 * 32
+
+
+def test_what_is_slower_to_read_is_computed(tmp_path: Path) -> None:
+    first = rig(tmp_path)
+    first.ask(text(1500))
+    first.settle()
+    second = rig(tmp_path)
+    second.ask(text(600, 4))  # it knows what a token costs
+    second.store.tier._speed = 1.0  # byte a second
+    outcome = second.ask(text(1500))
+    assert second.shared(outcome) == []
+
+
+def test_names_are_read_as_they_are_written() -> None:
+    name = BlockName(b"a" * 16, 512, -7, b"b" * 16, is_state=False)
+    assert BlockName.parse(str(name)) == name
+    for text_ in (
+        "",
+        "x",
+        str(name)[:-1],
+        str(name).upper(),
+        f"{str(name)[:-6]}.other",
+        "-1-1-.cells",
+        str(name) + "x",
+    ):
+        assert BlockName.parse(text_) is None
+
+
+def test_facts_of_a_model_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    assert about(tmp_path, "m") == {}
+    (tmp_path / "m" / "about.json").write_text("[")
+    assert about(tmp_path, "m") == {}

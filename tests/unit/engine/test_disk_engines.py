@@ -1,0 +1,182 @@
+"""Engines with threads and processes on one folder: prefixes come back after a restart, a sleep, and a killed worker."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.polling import wait_until
+from tests.unit.engine.test_sleeping_engine import SHORT_S, until_asleep
+from tests.unit.engine.worker.test_worker_engine import engine, first_of, kill, read, start
+from tests.unit.kv_cache.prefix_rig import KINDS, text
+
+from paceline.config import EngineConfig
+from paceline.engine import disk_cache
+from paceline.engine.disk_blocks import ModelFolder, files_of
+from paceline.engine.disk_cache import DiskCache, DiskOptions, DiskTier
+from paceline.errors import InvalidParams, InvalidType
+from paceline.kv_cache import DiskLookup, Save
+from paceline.params import SamplingParams
+from paceline.request import RequestOptions
+from paceline.streaming import Usage
+from paceline.testing.fake_backend import FakeBackend, FakeState, limits_of
+from paceline.testing.fake_engine_client import FakeEngineClient
+
+
+def client(folder: Path, kind: Any = "attention", **options: Any) -> FakeEngineClient:
+    config = EngineConfig(disk_cache=folder / "kv", **options)
+    return FakeEngineClient(backend=FakeBackend(kind=kind), config=config)
+
+
+def ask(one: FakeEngineClient, prompt: list[int], num_tokens: int = 4) -> tuple[list[int], Usage]:
+    params = SamplingParams(max_tokens=num_tokens, ignore_eos=True, temperature=0)
+    ids, usage = [], None
+    for chunk in one.accept(one.prepare(prompt, params, RequestOptions())):
+        ids += chunk.token_ids
+        usage = chunk.usage
+    assert usage is not None
+    return ids, usage
+
+
+def has_file(folder: Path) -> bool:
+    return any(file.name is not None for file in files_of(folder / "kv"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_prefixes_come_back_after_a_restart(tmp_path: Path, kind: str) -> None:
+    prompt = text(900)
+    one = client(tmp_path, kind)
+    ids, usage = ask(one, prompt)
+    assert usage.cached_tokens == 0
+    one.close()
+    again = client(tmp_path, kind)
+    assert ask(again, prompt + text(30, 3))[1].cached_from == "disk"
+    assert ask(again, prompt)[0] == ids
+    again.close()
+
+
+def test_an_idle_engine_writes_what_is_on_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_cache, "_IDLE_S", SHORT_S)
+    one = client(tmp_path)
+    ask(one, text(900))
+    wait_until(lambda: has_file(tmp_path))
+    other = client(tmp_path)  # beside it, on the same folder
+    wait_until(lambda: sum(file.name is not None for file in files_of(tmp_path / "kv")) >= 2)
+    assert ask(other, text(900) + text(30, 3))[1].cached_from == "disk"
+    assert ask(one, text(900) + text(30, 4))[1].cached_from in ("device", "host")
+    other.close()
+    one.close()
+
+
+def test_a_new_worker_finds_what_a_killed_one_wrote(tmp_path: Path) -> None:
+    prompt = text(900)
+    with engine(backend_options={"kind": "hybrid"}, disk_cache=tmp_path / "kv") as one:
+        ids, _, last = read(start(one, prompt, max_tokens=20, ignore_eos=True))
+        wait_until(lambda: any(file.name and file.name.is_state for file in files_of(tmp_path / "kv")))
+        wait_until(lambda: not any(file.name is None for file in files_of(tmp_path / "kv")))
+        pid = one.worker_pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: one.worker_pid not in (None, pid))
+        again, _, last = read(start(one, prompt, max_tokens=20, ignore_eos=True))
+        assert again == ids
+        assert last.usage is not None
+        assert last.usage.cached_from == "disk"
+
+
+def test_prefixes_survive_a_sleep(tmp_path: Path) -> None:
+    prompt = text(900)
+    with engine(sleep_idle_s=SHORT_S, disk_cache=tmp_path / "kv") as one:
+        ids, _, _ = read(start(one, prompt, max_tokens=20, ignore_eos=True))
+        until_asleep(one)
+        again, _, last = read(start(one, prompt, max_tokens=20, ignore_eos=True))
+        assert again == ids
+        assert last.usage is not None
+        assert last.usage.cached_from == "disk"
+
+
+def test_an_engine_without_host_memory_has_no_disk_cache(tmp_path: Path) -> None:
+    backend, config = FakeBackend(), EngineConfig(disk_cache=tmp_path / "kv")
+    limits = dataclasses.replace(limits_of(backend, 8), host_bytes=0)
+    assert disk_cache.open_disk_cache(config, limits, backend, b"", {}) is None  # type: ignore[arg-type]
+
+
+def test_the_folder_and_its_size_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "paceline.engine"):
+        client(tmp_path, disk_cache_bytes=64 << 20).close()
+    assert f"disk cache: prefixes are kept in {tmp_path / 'kv'}, at most 64 MiB of all models" in caplog.text
+
+
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "kv").write_text("a file")
+    with pytest.raises(
+        InvalidParams, match="disk_cache: the folder cannot be made or read: .*/kv.*; give another folder"
+    ):
+        client(tmp_path)
+
+
+def test_a_folder_that_nobody_named_is_only_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "paceline").write_text("a file")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    one = FakeEngineClient(config=EngineConfig(disk_cache="auto"))
+    assert ask(one, text(100))[0]
+    one.close()
+    assert "disk_cache: the folder cannot be made or read" in caplog.text
+
+
+def test_little_waits_for_a_disk_that_does_not_answer(tmp_path: Path) -> None:
+    """As if both threads hung in a call: there is a bound for searches, for uses and for bytes to write."""
+    options = DiskOptions(max_bytes=1000, max_pending=1000, has_cells=True, has_states=False)
+    tier = DiskTier(ModelFolder(tmp_path, b"m" * 16), options, lambda _: b"", FakeState.of)
+    hung = DiskCache(tier, options)
+    lookup = DiskLookup(namespace=(), tokens=b"", num_known=0, num_cells=0, token_s=0.0, max_bytes=1, due_s=0.0)
+    assert [hung.look_up(lookup) for _ in range(70)].count(True) == 64
+    for number in range(100):
+        hung.note_use((), b"%d" % number)
+        hung.put(Save(0, number, number + 1, (), b""), FakeState(number, (1,) * 10))
+    assert len(hung._used) == 64
+    assert hung._num_pending <= 1000
+    hung.close()
+
+
+@pytest.mark.parametrize("options", [{"disk_cache_bytes": 0}, {"disk_cache_bytes": -1}])
+def test_wrong_sizes_are_errors(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidParams, match="disk_cache_bytes"):
+        EngineConfig(**options)
+
+
+@pytest.mark.parametrize("options", [{"disk_cache": 3}, {"disk_cache_bytes": "x"}])
+def test_wrong_types_are_errors(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidType, match="disk_cache"):
+        EngineConfig(**options)
+
+
+def test_auto_is_a_folder_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert disk_cache.disk_folder("auto") == tmp_path / "paceline" / "kv"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert disk_cache.disk_folder("auto") == tmp_path / ".cache" / "paceline" / "kv"
+
+
+@pytest.mark.parametrize("kind", ["attention", "hybrid"])
+def test_texts_are_right_whenever_a_worker_is_killed(tmp_path: Path, kind: str) -> None:
+    prompts = [text(900), text(900) + text(200, 1), text(900) + text(200, 2)]
+    options: dict[str, Any] = {"max_tokens": 30, "ignore_eos": True}
+    with engine(backend_options={"kind": kind}) as calm:
+        expected = [read(start(calm, prompt, **options))[0] for prompt in prompts]
+    with engine(backend_options={"kind": kind}, disk_cache=tmp_path / "kv") as one:
+        for number in range(9):
+            channel = start(one, prompts[number % 3], **options)
+            first = first_of(channel)
+            kill(one)
+            assert read(channel, first)[0] == expected[number % 3]
+        for prompt, ids in zip(prompts, expected, strict=True):
+            assert read(start(one, prompt, **options))[0] == ids
