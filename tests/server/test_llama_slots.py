@@ -199,6 +199,7 @@ BUSY = SlotView(
     num_computed_tokens=11,
     num_generated=3,
     max_tokens=5,
+    cached_from="disk",
 )
 
 
@@ -210,7 +211,7 @@ def test_a_running_slot_shows_its_request(
     busy, idle = client.get("/slots", params={"fail_on_no_slot": 1}).json()
     assert busy == {
         "id": 0, "n_ctx": 1024, "speculative": False, "is_processing": True, "id_task": 7, "n_prompt_tokens": 11,
-        "n_prompt_tokens_processed": 5, "n_prompt_tokens_cache": 4,
+        "n_prompt_tokens_processed": 5, "n_prompt_tokens_cache": 4, "cached_from": "disk",
         "next_token": [{"has_next_token": True, "has_new_line": False, "n_remain": 2, "n_decoded": 3}],
     }  # fmt: skip
     assert idle["is_processing"] is False

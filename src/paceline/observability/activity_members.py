@@ -49,6 +49,7 @@ def _slot(slot: SlotView, rates: Rates) -> dict[str, Any]:
         "choice": slot.choice,
         "prompt_tokens": slot.num_prompt_tokens,
         "cached_tokens": slot.num_cached,
+        "cached_from": slot.cached_from,
         "computed_tokens": slot.num_computed_tokens,
         "generated_tokens": slot.num_generated,
         "max_tokens": slot.max_tokens,

@@ -430,9 +430,10 @@ class SlotView:
 
     state: "prefilling" while tokens beside the newest are left to compute, so also after a preemption; "paused" if the
     request's reader is too slow. key: of the request; request_id: the caller's name for it; choice: the number of the choice.
-    num_cached: prompt tokens taken from the cache; num_computed_tokens: tokens in cells; num_generated: drawn tokens, with
-    those of a stop; max_tokens: of the request, None if only the context limits it. running_s: seconds since the request got
-    its first slot. num_preempted: times that the choice lost its slot.
+    num_cached: prompt tokens taken from the cache; cached_from: the source of most of them, as in `Usage`;
+    num_computed_tokens: tokens in cells; num_generated: drawn tokens, with those of a stop; max_tokens: of the request, None if
+    only the context limits it. running_s: seconds since the request got its first slot. num_preempted: times that the choice
+    lost its slot.
     """
 
     id: int
@@ -449,6 +450,7 @@ class SlotView:
     tenant: str = ""
     num_preempted: int = 0
     priority: int = 0
+    cached_from: str | None = None
 
     @property
     def is_processing(self) -> bool:

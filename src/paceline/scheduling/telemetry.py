@@ -241,6 +241,7 @@ def slots_snapshot(
             choice=sequence.choice,
             num_prompt_tokens=sequence.num_prompt_tokens,
             num_cached=request.progress.num_cached,
+            cached_from=request.progress.cached_from,
             num_computed_tokens=sequence.num_computed_tokens,
             num_generated=sequence.num_tokens - sequence.num_prompt_tokens,
             max_tokens=request.params.max_tokens,

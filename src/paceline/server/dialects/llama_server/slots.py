@@ -263,6 +263,7 @@ def _slot_body(slot: SlotView, n_ctx: int, state: LlamaServerState, *, is_shown:
         "n_prompt_tokens": slot.num_computed_tokens,
         "n_prompt_tokens_processed": max(0, min(slot.num_computed_tokens, slot.num_prompt_tokens) - slot.num_cached),
         "n_prompt_tokens_cache": slot.num_cached,
+        "cached_from": slot.cached_from,
         **({} if params is None else {"params": params}),
         "next_token": [
             {
