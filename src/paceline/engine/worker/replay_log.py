@@ -93,12 +93,12 @@ class ReplayLog:
         if isinstance(event, (Started, Delta)) and request is not None and event.progress is not None:
             request.progress = event.progress
         match event, request:
+            case Delta(), Request():
+                return self._note_delta(event, request)
             case Released(key), _:
                 return self._close(key)
             case Started(), Request() | EmbeddingRequest():
                 return [event]
-            case Delta(), Request():
-                return self._note_delta(event, request)
             case Embedded(), EmbeddingRequest():
                 return self._note_vectors(event, request)
             case Failed(), _:

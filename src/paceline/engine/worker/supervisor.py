@@ -55,6 +55,7 @@ from paceline.observability.heartbeat import (
     starting,
 )
 from paceline.runtime.gguf_file import LoadedFiles
+from paceline.scheduling.records import Delta
 from paceline.streaming.chunk import FinishReason
 
 LEAVE_S: Final = 10.0  # for a worker to leave by itself, before it is killed
@@ -483,6 +484,7 @@ class Supervisor(EngineThread):
         self._worker: WorkerProcess | None = None
         self._sleep, self._away = Sleep(policy.sleep_idle_s), ServersAway(policy.rpc_wait_s)
         self._is_waking = self._is_wake_asked = False
+        self._due_s: float | None = None  # when a turn has more to do than to take tokens; None: not known
         self._hang_watch = HangWatch(policy.hang_timeout_s)
         self._is_hung, self._num_hangs = False, 0  # whether the last worker hung; number of hangs
         self._reap_at: float | None = None  # of a worker that was killed and does not end
@@ -565,8 +567,23 @@ class Supervisor(EngineThread):
 
     def _turn(self) -> None:
         self._pulse.rest()
-        ready = self._watching.wait(self._wait_s())
+        if self._due_s is None:
+            self._due_s = self._next_due_s()
+        wait_s = self._due_s - self._clock.now()
+        ready = self._watching.wait(None if wait_s == math.inf else max(0.0, wait_s))
         self._pulse.tick()
+        worker = self._worker
+        has_only_messages = worker is not None and ready == [worker.link] and not worker.link.is_backed_up
+        if worker is not None and has_only_messages and self._clock.now() < self._due_s:
+            # The usual turn while streams run. On a CPU its time is the passes', so it does no more than it must.
+            if not self._receive(worker):
+                self._due_s = -math.inf
+            return
+        self._turn_whole(ready)
+        self._due_s = None
+
+    def _turn_whole(self, ready: list[object]) -> None:
+        """Do all that may be due."""
         self._note_use()
         if self._inbox in ready:
             self._inbox.calm()
@@ -589,14 +606,13 @@ class Supervisor(EngineThread):
             self._worker.link.flush()
             self._watching.refresh(self._worker)
 
-    def _wait_s(self) -> float | None:
-        """Return the seconds until the next deadline; None without a deadline."""
+    def _next_due_s(self) -> float:
+        """Return the next deadline; infinite without a deadline."""
         times = [time for time in (self._start_at, self._stop_by, self._reap_at) if time is not None]
         times += [self._hang_watch.next_s(), self.calls.next_due_s()]
         if self._worker is None:  # else it may be loading, with its servers
             times.append(self._away.next_s())
-        at = min([*times, self._requests.next_deadline_s(), self._inbox.next_deadline_s(), self._sleep.next_s()])
-        return None if math.isinf(at) else max(0.0, at - self._clock.now())
+        return min([*times, self._requests.next_deadline_s(), self._inbox.next_deadline_s(), self._sleep.next_s()])
 
     def _do(self, command: Command) -> None:
         match command:
@@ -636,25 +652,32 @@ class Supervisor(EngineThread):
 
     # ---- messages of the worker
 
-    def _receive(self, worker: WorkerProcess) -> None:
+    def _receive(self, worker: WorkerProcess) -> bool:
+        """Process the messages of a worker; return whether they only brought tokens of requests that go on."""
+        has_only_tokens = True
         try:
             received = worker.link.receive()
             for data in received or ():
                 if worker.makes_sense:  # else earlier messages are missing
-                    self._handle(worker, messages.decode_up(data))
+                    message = messages.decode_up(data)
+                    if isinstance(message, messages.Happened):
+                        for event in message.events:
+                            self._requests.take(event)
+                            has_only_tokens = has_only_tokens and isinstance(event, Delta) and not event.is_last
+                    else:
+                        has_only_tokens = False
+                        self._handle(worker, message)
         except EngineError as error:  # it is replaced, like one that has crashed
             worker.makes_sense = False
             self._refusal = error
             worker.kill()
-            return
+            return False
         if received is None:
             self._reap(worker)
+        return has_only_tokens and received is not None
 
     def _handle(self, worker: WorkerProcess, message: messages.Up) -> None:
         match message:
-            case messages.Happened(events):
-                for event in events:
-                    self._requests.take(event)
             case messages.Ready():
                 self._become_ready(worker, message)
             case messages.Refused(_, error):

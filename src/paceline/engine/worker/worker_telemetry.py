@@ -99,6 +99,8 @@ class RequestsWatch:
 
     def saw(self, event: RequestEvent, request: object) -> None:
         """Report an event of a request that is about to be delivered."""
+        if isinstance(event, Delta) and not event.is_last:  # a token: most events are
+            return
         match event, request:
             case Started(key), Request():
                 self._instrument.request_started(key, 0, 0, request.progress.started_s or self._clock.now())

@@ -24,7 +24,7 @@ from tests.running_engine import LONG_S
 
 from paceline.cli.trace import stays_of
 from paceline.engine.worker import worker_engine
-from paceline.engine.worker.supervisor import RestartLimits
+from paceline.engine.worker.supervisor import RestartLimits, Supervisor
 from paceline.engine.worker.worker_engine import WorkerEngine
 from paceline.errors import (
     EngineDied,
@@ -99,6 +99,24 @@ def read(channel: StreamChannel, *taken: StreamChunk) -> tuple[list[int], str, S
         last = chunk
     assert last is not None
     return ids, "".join(texts), last
+
+
+def test_tokens_of_a_stream_take_short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn looks at everything that may be due only if a deadline has come, or something else than a token."""
+    turn_whole, num_whole = Supervisor._turn_whole, 0
+
+    def counted(self: Supervisor, ready: list[object]) -> None:
+        nonlocal num_whole
+        num_whole += 1
+        turn_whole(self, ready)
+
+    with engine() as made:
+        channel = start(made, "abc", max_tokens=500)
+        first = first_of(channel)
+        monkeypatch.setattr(Supervisor, "_turn_whole", counted)
+        ids, _, _ = read(channel, first)
+    assert len(ids) == 500
+    assert 1 <= num_whole < 60  # at the end, and one for each second
 
 
 def read_error(channel: StreamChannel, *taken: StreamChunk) -> BaseException | None:
