@@ -20,6 +20,8 @@ settings.load_profile("paceline")
 # Started in the background by some shells, a process and its children ignore Ctrl-C, which tests are about.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+pytest.register_assert_rewrite("tests.unit.kv_cache.prefix_rig")  # before a test imports it
+
 os.environ.setdefault("PACELINE_NO_DISK_CACHE", "1")  # servers of tests write no prefixes into the user's cache folder
 
 _EXIT_S = 120  # for the threads that tests have left

@@ -6,8 +6,6 @@ import pytest
 
 from paceline.kv_cache import KVCache
 
-pytest.register_assert_rewrite("tests.unit.kv_cache.prefix_rig")
-
 
 @pytest.fixture
 def nothing_idle(monkeypatch: pytest.MonkeyPatch) -> None:
