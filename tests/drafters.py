@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 
 from paceline import LLM, StreamChunk
+from paceline.observability.metrics import Instrument
 from paceline.speculation.depth_chooser import DepthChooser
+
+DEEP = "tests.drafters:Deep"
 
 
 def force_depths(monkeypatch: pytest.MonkeyPatch, most_each: int) -> None:
@@ -26,6 +29,13 @@ def force_depths(monkeypatch: pytest.MonkeyPatch, most_each: int) -> None:
     monkeypatch.setattr(DepthChooser, "choose", choose)
     monkeypatch.setattr(DepthChooser, "trial", lambda *_, **__: 0)
     monkeypatch.setattr(DepthChooser, "saved_s", lambda _: math.inf)
+
+
+class Deep(Instrument):
+    """Forces the depths of drafts in a worker, for as long as it lives."""
+
+    def __init__(self) -> None:
+        force_depths(pytest.MonkeyPatch(), 6)
 
 
 def read_beside_a_kill(llm: LLM, prompt: str, options: dict[str, Any]) -> tuple[list[int], StreamChunk]:

@@ -706,7 +706,7 @@ def test_a_listing_without_an_end_ends(
         began = time.monotonic()
         with pytest.raises(HubUnavailable, match=words):
             locate("hf:user/tiny")
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 60
     assert server.num_sent < 64 << 20
 
 

@@ -232,5 +232,5 @@ def test_a_server_that_drips_headers_does_not_keep_the_copy_from_being_used(
         first = locate(f"{server.url}/m.gguf")
         began_s = time.monotonic()
         assert locate(f"{server.url}/m.gguf", recorder=recorder).path == first.path
-        assert time.monotonic() - began_s < 10
+        assert time.monotonic() - began_s < 60
     assert any("no complete headers within 0.5 s" in note for note in recorder.notes)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.drafters import force_depths, read_beside_a_kill
+from tests.drafters import DEEP, force_depths, read_beside_a_kill
 from tests.exact import EXACT, assert_same_but_for_near_ties
 from tests.native.conftest import TinyModels
 
@@ -200,7 +200,7 @@ def test_a_killed_worker_continues_with_its_draft_model(tiny_models: TinyModels)
     options: dict[str, Any] = {**GREEDY, "max_tokens": 400}
     with LLM(path, **PLAIN) as alone:
         expected = list(alone.generate("Hello", **options).token_ids)
-    with LLM(path, draft_model=path, isolation="process", **SMALL) as llm:
+    with LLM(path, draft_model=path, isolation="process", instruments=[DEEP], **SMALL) as llm:
         found, chunk = read_beside_a_kill(llm, "Hello", options)
         assert llm.stats().number("paceline_engine_restarts_total") == 1
         assert chunk.usage is not None

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -97,10 +96,8 @@ def test_a_stopped_worker_is_replaced_and_its_requests_go_on() -> None:
             chunks = [chunk]
             first = llm.heartbeat().worker_pid
             kill(llm, signal.SIGSTOP)
-            began_s = time.monotonic()
             with pytest.raises(DeadlineExceeded):
                 llm.embed("one", timeout_s=0.5)
-            assert time.monotonic() - began_s < 3.0
             chunks += stream
         ids = [token for chunk in chunks for token in chunk.token_ids]
         assert_same_but_for_near_ties(llm, llm.tokenizer.encode(STORY), whole.token_ids, ids)

@@ -152,11 +152,12 @@ def test_requests_of_a_server_that_stays_away_end_with_its_address(
             with pytest.raises(RpcServerUnavailable, match=f"{server.address} refuses connections"):
                 read.rest()
         start_s = time.monotonic()
-        with pytest.raises(RpcServerUnavailable, match=server.address):
-            llm.generate(STORY, max_tokens=5)
-        with pytest.raises(RpcServerUnavailable, match=server.address):
-            llm.embed("a text")
-        assert time.monotonic() - start_s < 1
+        for _ in range(20):
+            with pytest.raises(RpcServerUnavailable, match=server.address):
+                llm.generate(STORY, max_tokens=5)
+            with pytest.raises(RpcServerUnavailable, match=server.address):
+                llm.embed("a text")
+        assert time.monotonic() - start_s < 60, "forty requests that wait for the server would take 80 s"
         with pytest.raises(RpcServerUnavailable, match=server.address):
             llm.save_prefix("story", STORY)
         wait_until(lambda: llm.heartbeat().state == "crash_loop")
@@ -317,7 +318,7 @@ def test_a_thread_may_not_lose_a_server() -> None:
         LLM(rpc="127.0.0.1:50052")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_peer_that_says_nothing_does_not_keep_the_server(server: LendingServer) -> None:
     """It serves one at a time, and hangs up on who connects without a greeting."""
     with socket.create_connection(("127.0.0.1", server.port)) as silent:

@@ -64,21 +64,25 @@ def test_a_fill_that_exits_fails_its_slot_and_keeps_the_thread() -> None:
 
 def test_finishing_has_one_deadline_for_all_masks(own: Own) -> None:
     """Not a thread for each, and unbegun masks are left out."""
-    filler = MaskFiller(8, 32)
+    filler = MaskFiller(1000, 32)
     late: list[int] = []
-    stuck = [own.fill_mask] * filler._num_threads
-    jobs = filler.begin([([fill], 1) for fill in [*stuck, lambda _: bool(late.append(1))]])
+    jobs = filler.begin([([fill], 1) for fill in [*[own.fill_mask] * 999, lambda _: bool(late.append(1))]])
     begin = time.monotonic()
     assert not filler.finish(jobs, 0.2)
-    assert time.monotonic() - begin < 1
+    assert time.monotonic() - begin < 100, "a thousand of them, one after the other, would take 200 s"
     own.go.set()
     time.sleep(0.1)
     assert not late
 
 
 def test_a_pass_and_its_masks_share_one_deadline(own: Own, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mask that hangs costs the time limit once; the exception of the pass is raised."""
-    monkeypatch.setattr(llama_backend, "_MASK_TIMEOUT_S", 2.0)
+    """After a pass that used up the time limit, a mask that hangs is waited for briefly; the exception of the pass is raised."""
+    monkeypatch.setattr(llama_backend, "_MASK_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(llama_backend, "_MASK_GRACE_S", 0.1)
+    finish, waited_s = MaskFiller.finish, list[float]()
+    monkeypatch.setattr(
+        MaskFiller, "finish", lambda self, jobs, timeout_s: waited_s.append(timeout_s) or finish(self, jobs, timeout_s)
+    )
 
     def step(*, mask_timeout_s: float, **_: Any) -> None:
         time.sleep(mask_timeout_s)
@@ -88,10 +92,9 @@ def test_a_pass_and_its_masks_share_one_deadline(own: Own, monkeypatch: pytest.M
     backend._masks, backend._context = MaskFiller(2, 32), None
     sequence: Any = SimpleNamespace(sampler=sampler_of(own), seq_id=0)
     rows = [Row(sequence, 3, [4], draws=True, targets=[], num_logprobs=None)]
-    begin = time.monotonic()
     with pytest.raises(RuntimeError):
         backend._constrained_step(SimpleNamespace(step_columns=step), rows)  # type: ignore[arg-type]
-    assert 2.0 <= time.monotonic() - begin < 3.5
+    assert waited_s == [0.1]
     assert backend._masks is None
 
 
@@ -130,9 +133,7 @@ def test_drafts_whose_masks_take_long_are_left_out_of_the_pass(monkeypatch: pyte
     backend._masks, backend._context = MaskFiller(8, 32), None
     sequence: Any = SimpleNamespace(sampler=sampler_of(constraint), seq_id=0)
     row = Row(sequence, 3, [4, 5, 6, 7], draws=True, targets=[], num_logprobs=None, num_drafts=3)
-    begin = time.monotonic()
     (output,) = backend._constrained_step(SimpleNamespace(step_columns=step), [row])  # type: ignore[arg-type]
-    assert time.monotonic() - begin < 1
     columns, timeout_s = given[0]
     assert (columns["token_ids"], columns["num_drafts"], columns["mask_slots"]) == ([[4]], [0], [(0,)])
     assert (output.token_ids, output.num_verified, output.num_accepted) == ((5,), 0, 0)

@@ -239,13 +239,11 @@ def test_a_failed_tick_is_no_look_and_no_end() -> None:
     """The next question is put as if there had been none."""
 
     async def steps() -> None:
-        engine, viewer = AskedEngine(), Viewer(1.0)
+        engine, viewer = AskedEngine(), Viewer(3600.0)
         watch = watch_of(engine)
         engine.failure = DecodeError("a failed tick")
-        began_s = time.monotonic()
         watch.add(viewer)
-        await async_wait_until(lambda: len(viewer.looks) == 1)
-        assert time.monotonic() - began_s < 1.0  # not an interval later, as nothing was seen
+        await async_wait_until(lambda: len(viewer.looks) == 1)  # not an interval later, as nothing was seen
         assert engine.failure is None
         assert viewer.reasons == []
         watch.remove(viewer)
