@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -74,13 +75,17 @@ def build(python: str, target: str, compilers: Path, folder: Path) -> Path:
     return wheel
 
 
-def repair(wheel: Path, target: str, programs: Path, out: Path) -> Path:
-    """Check the libraries and the versions of symbols that a wheel needs, and name it for the C library."""
-    tag = f"manylinux_{GLIBC.replace('.', '_')}_{target}"
+def repair(wheel: Path, programs: Path, out: Path) -> Path:
+    """Name a wheel for the oldest C library that its libraries run with. Ends the program if that is newer than GLIBC."""
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"
-    run(programs / "auditwheel", "repair", "--plat", tag, "--wheel-dir", out, wheel, PATH=path)
-    (repaired,) = out.glob(f"{'-'.join(wheel.name.split('-')[:4])}-*{target}.whl")
-    return repaired
+    folder = wheel.parent / "repaired"
+    run(programs / "auditwheel", "repair", "--plat", "auto", "--wheel-dir", folder, wheel, PATH=path)
+    (repaired,) = folder.glob("*.whl")
+    oldest = re.search(r"manylinux_(\d+)_(\d+)_", repaired.name)
+    if oldest is None or tuple(map(int, oldest.groups())) > tuple(map(int, GLIBC.split("."))):
+        sys.exit(f"{repaired.name} is not for glibc {GLIBC}")
+    out.mkdir(parents=True, exist_ok=True)
+    return Path(shutil.copy(repaired, out))
 
 
 def check(wheel: Path, target: str) -> None:
@@ -114,7 +119,7 @@ def main() -> None:
         compilers = write_compilers(work, programs, target)
         for python in options.python or ["3.11", "3.12"]:
             wheel = build(python, target, compilers, work)
-            check(repair(wheel, target, programs, options.out.absolute()), target)
+            check(repair(wheel, programs, options.out.absolute()), target)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,6 @@ def test_kernels_are_compiled_for_each_core(tmp_path: Path, environment: dict[st
     )
     (checkout.tree / "CMakeLists.txt").write_text(f"{TREE}\n{kernels}\n{options}\n")
     before = PROJECT.split("file(WRITE")[0]
-    before = before.replace("paceline_note", 'paceline_setting(PACELINE_CORES OFF "")\npaceline_note')
     programs = (
         'file(WRITE "${CMAKE_BINARY_DIR}/main.c" "int kernel(void); int main(void) { return kernel(); }")\n'
         "foreach(core IN LISTS PACELINE_BUILT_CORES)\n"

@@ -15,6 +15,8 @@ from tests.build.conftest import ROOT, environment_of, find_cmake
 
 LIBRARIES = ["llama-common", "llama-common-base", "llama", "ggml", "ggml-cpu", "ggml-base", "cpp-httplib"]
 HEADERS = ["include/llama.h", "ggml/include/ggml.h", "src/llama-ext.h", "common/common.h", "vendor/nlohmann/json.hpp"]
+LLAMA = ["models/bear", "llama", "llama-kv-cache", "llama-model"]  # one of each batch of the pinned source
+COMMON = ["parsers/fox", "chat", "jinja/lexer"]
 TREE = "\n".join(
     [
         "project(llama.cpp C CXX)",
@@ -25,7 +27,9 @@ TREE = "\n".join(
         "target_link_libraries(ggml-base PRIVATE m)",
         "target_link_libraries(llama-common PRIVATE cpp-httplib)",
         'target_sources(llama-common PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}/common/arg.cpp")',
-        'target_sources(llama PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}/src/models/bear.cpp")',
+        *(f'target_sources(llama PRIVATE "${{CMAKE_CURRENT_SOURCE_DIR}}/src/{name}.cpp")' for name in LLAMA),
+        *(f'target_sources(llama-common PRIVATE "${{CMAKE_CURRENT_SOURCE_DIR}}/common/{name}.cpp")' for name in COMMON),
+        "target_link_libraries(llama PRIVATE m)",
     ]
 )
 PROJECT = f"""
@@ -38,6 +42,7 @@ include(llama_cpp)
 paceline_setting(PACELINE_BACKEND cpu "")
 paceline_setting(PACELINE_LLAMA_CPP_SOURCE "" "")
 paceline_setting(PACELINE_CACHE_DIR "" "")
+paceline_setting(PACELINE_CORES OFF "")
 paceline_note_cmake_args()
 set(CMAKE_BUILD_TYPE Release)
 paceline_use_ccache()
@@ -61,8 +66,9 @@ class Checkout:
             (self.tree / name).parent.mkdir(parents=True, exist_ok=True)
             (self.tree / name).touch()
         (self.tree / "CMakeLists.txt").write_text(TREE)
-        (self.tree / "src/models").mkdir()
-        (self.tree / "src/models/bear.cpp").write_text("int bear() { return 7; }")
+        for path in [*(f"src/{name}.cpp" for name in LLAMA), *(f"common/{name}.cpp" for name in COMMON)]:
+            (self.tree / path).parent.mkdir(parents=True, exist_ok=True)
+            (self.tree / path).write_text(f"int {Path(path).stem.replace('-', '_')}() {{ return 7; }}")
         (self.tree / "common/arg.cpp").write_text("int command_line() { return 8; }")
         (self.tree / "src/place.c").write_text("const char * place(void) { return __FILE__; }")
         (folder / "project").mkdir()
@@ -175,8 +181,8 @@ def test_of_the_pinned_source_only_what_is_needed_is_compiled(checkout: Checkout
     pin(checkout)
     checkout.configure()
     checkout.build()
-    assert "bear" in symbols(checkout, "llama")
-    assert "place" in symbols(checkout, "llama-common")
+    assert all(name in symbols(checkout, "llama") for name in ("bear", "llama_kv_cache", "llama_model"))
+    assert all(name in symbols(checkout, "llama-common") for name in ("place", "fox", "chat", "lexer"))
     assert "command_line" not in symbols(checkout, "llama-common")
     assert list(checkout.cache.glob("llama.cpp/*/lib/libcpp-httplib.a")) == []
 
