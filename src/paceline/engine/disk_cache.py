@@ -394,7 +394,7 @@ def _end_lookup(lookup: DiskLookup, blocks: DiskBlocks, engine: Engine) -> None:
 
 _SHARE: Final = 10  # a tenth of the free space
 _MOST_BYTES: Final = 16 << 30
-_PENDING_SHARE: Final = 8  # of host memory may wait to be written
+_PENDING_SHARE: Final = 2  # half of host memory may wait to be written; most of it is there in any case
 
 
 def open_disk_cache(

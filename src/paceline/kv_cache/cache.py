@@ -272,7 +272,7 @@ class KVCache:
                 self._budget.ticks_left,
                 now_s,
             )
-        if self.is_saving_idle:
+        if self.is_saving_idle and not self.is_saving:  # else `offload_idle` saves a part in this tick
             self.is_saving_idle = self._offloader.save_idle(max_tokens)
         if self._exporter.exports:
             max_saved = self._transfers.pressure_tokens(is_generating=is_generating)

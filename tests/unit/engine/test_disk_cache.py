@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.disk_world import DiskRig
-from tests.unit.kv_cache.prefix_rig import KINDS, text
+from tests.unit.kv_cache.prefix_rig import KINDS, slow_saves, text
 
 from paceline.engine import disk_blocks
 from paceline.engine.disk_blocks import BlockName, FoundFile, about, evict, files_of, remove
@@ -98,6 +98,21 @@ def test_images_are_found_by_their_contents(tmp_path: Path, kind: str) -> None:
     assert sum(count for count, _ in second.shared(other)) <= 50
     second = rig(tmp_path, kind)
     assert second.shared(second.ask(text(600), media=media(b"a picture"))) == [(599, "disk")]
+
+
+@pytest.mark.parametrize("num_idle", [0, 1500])
+def test_a_long_prefix_is_saved_in_several_ticks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_idle: int
+) -> None:
+    """Whether or not idle prefixes leave the device meanwhile."""
+    first = rig(tmp_path)
+    monkeypatch.setattr(first.scheduler.kv_cache, "_idle_limit", lambda: num_idle)
+    counts = slow_saves(first, monkeypatch)
+    first.ask(text(1500))
+    first.engine.save_prefixes()
+    assert sum(count > 0 for count in counts) > 2
+    second = rig(tmp_path)
+    assert second.shared(second.ask(text(1500))) == [(1499, "disk")]
 
 
 def test_folders_and_files_are_private(tmp_path: Path) -> None:
