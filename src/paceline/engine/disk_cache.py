@@ -341,7 +341,7 @@ class DiskCache:
             self._is_unsaved = self._is_unsaved and not is_idle
         if item is None:
             for namespace, tokens in used:
-                self._tier.touch(namespace, tokens)
+                self._guarded(self._tier.touch, namespace, tokens)
             self._guarded(self._tier.scan)
             if is_idle:
                 self._tell(lambda engine: engine.scheduler.kv_cache.save_idle())

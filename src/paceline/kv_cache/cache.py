@@ -153,7 +153,7 @@ class KVCache:
         if match.state is not None:
             load = LoadState(seq_id, match.state, match.num_tokens, layout)
             self._cells.load_state(load, has_cells=not self._has_cells)
-        if self._lookups.store is not None and match.num_tokens:
+        if self._lookups.store is not None and match.num_tokens and sequence.writes_cache:
             self._lookups.store.note_use(sequence.namespace, sequence.token_bytes(match.num_tokens))
         if sequence.lookup is not None:
             sequence.lookup.num_read = 0

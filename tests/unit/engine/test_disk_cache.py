@@ -74,6 +74,20 @@ def test_requests_in_a_namespace_of_their_own_find_nothing_of_others(tmp_path: P
     assert same.shared(same.ask(text(600), tenant="one")) == [(599, "disk")]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_request_that_shares_nothing_leaves_the_disk_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    first = rig(tmp_path, kind)
+    calls: list[str] = []
+    for name in ("put", "look_up", "note_use", "note_unsaved"):
+        monkeypatch.setattr(first.store, name, lambda *_, name=name: calls.append(name))
+    outcome = first.ask(text(600), 4, n=2, cache_prompt=False)
+    assert first.shared(outcome, 1)  # its choices share its prompt
+    first.settle()
+    assert calls == []
+
+
 def test_adapters_share_by_content_and_scale(tmp_path: Path) -> None:
     first = rig(tmp_path, adapters=["a", "b"])
     first.ask(text(600), lora=(("a", 1.0),))
