@@ -46,6 +46,7 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 import numpy.typing as npt
 
+from paceline import validation
 from paceline.errors import StateError
 from paceline.kv_cache import BLOCK_TOKENS, TOKEN_BYTES
 
@@ -198,7 +199,7 @@ class ModelFolder:
 
     def read(self, name: BlockName) -> StoredBlock:
         """Read a file. Raises `StateError` if it is damaged or none of these, and `OSError`."""
-        with self.path(name).open("rb", buffering=0) as file:
+        with validation.open_file(self.path(name)) as file:
             head, tokens = self._head(file, name)
             payload = np.empty(head.size, dtype=np.uint8)
             _fill(file, payload)
@@ -237,7 +238,7 @@ class ModelFolder:
     def _ids(self, name: BlockName) -> bytes:
         """Return the token ids of a file; none if it cannot be read, which a later `read` reports."""
         try:
-            with self.path(name).open("rb", buffering=0) as file:
+            with validation.open_file(self.path(name)) as file:
                 return self._head(file, name)[1]
         except (OSError, StateError):
             return b""

@@ -218,6 +218,7 @@ class DiskTier:
 
     def make_room(self) -> None:
         """Delete a tenth of the files, after the disk was full."""
+        self.scan()
         self.evict((self._num_bytes or 0) * 9 // 10)
 
     def scan(self) -> None:

@@ -200,6 +200,21 @@ def test_a_damaged_file_is_deleted_with_a_warning(tmp_path: Path, caplog: pytest
     assert path.read_bytes() != data  # computed and written again
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("nothing")])
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path, make: Any) -> None:
+    first = rig(tmp_path)
+    first.ask(text(1200))
+    first.settle()
+    for file in blocks(tmp_path):
+        file.path.unlink()
+        make(file.path)
+    second = rig(tmp_path)
+    outcome = second.ask(text(1200) + text(20, 3), 5)
+    assert second.shared(outcome) == []
+    second.settle()
+    second.check_output_as_alone(outcome)
+
+
 def test_files_of_other_names_are_left_alone(tmp_path: Path) -> None:
     first = rig(tmp_path)
     first.ask(text(600))
@@ -302,6 +317,17 @@ def test_an_engine_goes_on_if_nothing_can_be_written(
     first.check_output_as_alone(first.ask(text(600), 4))
     first.settle()
     assert not blocks(tmp_path)
+
+
+def test_a_disk_that_is_full_from_the_start_costs_a_part_of_the_files(tmp_path: Path) -> None:
+    first = rig(tmp_path)
+    for seed in range(6):
+        first.ask(text(1100, seed))
+        first.settle()
+    num_bytes = sum(file.num_bytes for file in blocks(tmp_path))
+    second = rig(tmp_path)
+    second.store.tier.make_room()  # before it has written anything
+    assert num_bytes // 2 < sum(file.num_bytes for file in blocks(tmp_path)) <= num_bytes * 9 // 10
 
 
 def test_a_sequence_waits_for_the_disk_and_others_do_not(tmp_path: Path) -> None:
