@@ -54,6 +54,17 @@ def test_other_cells_are_not_read(options: dict[str, Any], tiny_models: TinyMode
         assert llm.generate(PROMPT, max_tokens=1).usage.cached_tokens == 0
 
 
+def test_a_model_that_was_trained_further_reads_nothing_of_before(tiny_models: TinyModels, tmp_path: Path) -> None:
+    """Under the same name, and with the same bytes where its fingerprint takes samples."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(tiny_models("llama").read_bytes())
+    os.utime(path, ns=(10**18, 10**18))
+    for written_ns, num_cached in ((10**18, 0), (10**18, len(PROMPT) - 1), (2 * 10**18, 0)):
+        os.utime(path, ns=(written_ns, written_ns))
+        with paceline.LLM(path, disk_cache=tmp_path / "kv", **OPTIONS) as llm:
+            assert llm.generate(PROMPT, max_tokens=1).usage.cached_tokens == num_cached
+
+
 def test_adapters_are_known_by_their_contents(tiny_models: TinyModels, tmp_path: Path) -> None:
     """Under any name; another scale is another adapter."""
     path = tiny_models("llama")

@@ -285,6 +285,16 @@ def test_states_of_other_models_and_layouts_are_refused(tiny_models: TinyModels,
         with Context(llama, n_ctx=256, **EXACT | other_options) as context:
             with pytest.raises(StateError, match="another kind of context"):
                 context.load_sequence(0, data)
+    # As Phi 3: a context that is longer than this one was for training has other rope factors.
+    with Model.load(llama.paths[0], kv_overrides={"llama.rope.scaling.original_context_length": 256}) as stretched:
+        with Context(stretched, n_ctx=256, **EXACT) as context:
+            context.decode(ids(8))
+            short = context.save_sequence(0)
+        with (
+            Context(stretched, n_ctx=512, **EXACT) as context,
+            pytest.raises(StateError, match="another kind of context"),
+        ):
+            context.load_sequence(0, short)
     with Model.load(llama.paths[0], kv_overrides={"llama.rope.freq_base": 5000.0}) as other:
         with Context(other, n_ctx=256, **EXACT) as context, pytest.raises(StateError, match="kv_overrides"):
             context.load_sequence(0, data)

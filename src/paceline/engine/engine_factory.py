@@ -62,8 +62,10 @@ from paceline.runtime import (
     total_memory,
 )
 from paceline.runtime.embedder import longest_text
+from paceline.runtime.gguf_check import files_beside
 from paceline.runtime.memory import mebibytes
 from paceline.runtime.rpc import LENT_DEVICE
+from paceline.runtime.sequence_state import layout_fingerprint
 from paceline.runtime.step import StepRow
 from paceline.scheduling.records import TelemetrySink
 from paceline.scheduling.scheduler import Scheduler
@@ -483,7 +485,7 @@ def assemble(
         if parts.draft is not None and parts.draft.drafter is not None:
             drafter = place.filled(drafter, parts.draft.drafter)
         attach_heads(drafter, parts.backend)
-        fingerprint = parts.fingerprint + parts.projector
+        fingerprint = layout_fingerprint(parts.fingerprint + parts.projector, _written_ns(parts.model))
         parts.disk = open_disk_cache(config, parts.limits, parts.backend, fingerprint, _facts(parts))
     except BaseException:
         for end in (*(() if parts.encoder is None else (parts.encoder.close,)), *parts.at_end):
@@ -497,6 +499,13 @@ def assemble(
         parts.calibration = Calibration(parts.context, parts.model, parts.limits.num_slots, scheduler.calibrate)
         parts.calibration.begin()
     return parts
+
+
+def _written_ns(model: Model | None) -> list[int]:
+    """Return when the files of a model were written: its fingerprint is of samples, which further training may not change."""
+    paths: tuple[Path, ...] = getattr(model, "paths", ())
+    files = files_beside(paths[0]) if len(paths) == 1 else paths
+    return [path.stat().st_mtime_ns for path in files if path.exists()]
 
 
 def _facts(parts: Parts) -> dict[str, Any]:

@@ -105,6 +105,8 @@ class Context(Closeable):
         validation.reject_unknown(options, ContextOptions.names(), "ContextOptions")
         self.options = ContextOptions(**options)
         self._model_fingerprint = model.fingerprint
+        trained = model.metadata.get(f"{model.native.architecture}.rope.scaling.original_context_length", "")
+        self._original_length = int(trained) if trained.isdecimal() else None
         self._resolved = self.options.resolve(model, is_checked=is_checked)
         use_kernel_of_environment()
         given = dict(self._resolved)
@@ -433,6 +435,8 @@ class Context(Closeable):
         layout = [(name, self._resolved[name]) for name in CELL_OPTIONS]
         if self._piece_size:
             layout.append(("piece_size", self._piece_size))
+        if self._original_length is not None and self.max_positions > self._original_length:
+            layout.append(("rope_factors", "long"))  # of models that have others for short contexts
         if self._heads_fingerprint is not None:
             layout.append(("draft_heads", self._heads_fingerprint))
         adapters = sorted((adapter.fingerprint, scale) for adapter, scale in self._adapters.items() if scale != 0)
