@@ -14,6 +14,7 @@ import logging
 import os
 import queue
 import shutil
+import sys
 import threading
 import time
 from collections import deque
@@ -248,6 +249,7 @@ class DiskCache:
         self._ask: Callable[[Ask], Future[Any]] | None = None
         self._next_key: Callable[[], int] = lambda: 0
         self._searches: queue.SimpleQueue[_Search | None] = queue.SimpleQueue()
+        self._late: _Search | None = None  # the last one, if it took longer than the engine's thread waits
         self._wake = threading.Condition()
         self._unwritten: deque[tuple[Save | SaveState, SavedState]] = deque()
         self._used: dict[tuple[Namespace, bytes], None] = {}
@@ -287,15 +289,21 @@ class DiskCache:
                 self._wake.notify_all()
 
     def look_up(self, lookup: DiskLookup) -> bool:
-        """Hand a search to the reader, and wait two milliseconds at most to know that nothing is there."""
+        """Hand a search to the reader, and wait two milliseconds at most to know that nothing is there.
+
+        While the reader is behind with the last search, it is not waited for.
+        """
         if self._searches.qsize() >= _MOST_WAITING:
             return False
         search = _Search(lookup, threading.Event())
         self._busy_s = time.monotonic()
+        is_free = self._late is None or self._late.is_over.is_set()
         self._searches.put(search)
-        search.is_over.wait(_AT_ONCE_S)
+        if is_free:  # else every request of a burst would hold the tick up
+            search.is_over.wait(_AT_ONCE_S)
         with self._wake:
             search.is_late = not search.is_over.is_set()
+        self._late = search if search.is_late else None
         return not search.is_empty
 
     def note_use(self, namespace: Namespace, tokens: bytes) -> None:
@@ -326,8 +334,9 @@ class DiskCache:
             self._tell(partial(_end_lookup, lookup, blocks))
 
     def _write_all(self) -> None:
-        with suppress(OSError, AttributeError):  # of this thread alone, where the system can
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        if sys.platform == "linux":  # elsewhere the number of a thread may be that of another process
+            with suppress(OSError):  # a sandbox may forbid it
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         while self._turn():
             pass
 

@@ -6,7 +6,9 @@ import dataclasses
 import logging
 import os
 import signal
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -144,6 +146,23 @@ def test_little_waits_for_a_disk_that_does_not_answer(tmp_path: Path) -> None:
     assert len(hung._used) == 64
     assert hung._num_pending <= 1000
     hung.close()
+
+
+def test_a_tick_waits_once_for_a_disk_that_is_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+
+    class Event(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout or 0.0)
+            return self.is_set()
+
+    options = DiskOptions(max_bytes=1000, max_pending=1000, has_cells=True, has_states=False)
+    tier = DiskTier(ModelFolder(tmp_path, b"m" * 16), options, lambda _: b"", FakeState.of)
+    store = DiskCache(tier, options)  # whose reader answers nothing
+    monkeypatch.setattr(disk_cache, "threading", SimpleNamespace(Event=Event))
+    lookup = DiskLookup(namespace=(), tokens=b"", num_known=0, num_cells=0, token_s=0.0, max_bytes=1, due_s=0.0)
+    assert all(store.look_up(lookup) for _ in range(10))
+    assert len(waits) == 1
 
 
 @pytest.mark.parametrize("options", [{"disk_cache_bytes": 0}, {"disk_cache_bytes": -1}])
