@@ -40,6 +40,8 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from heapq import nlargest
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -53,7 +55,8 @@ from paceline.kv_cache import BLOCK_TOKENS, TOKEN_BYTES
 _HEAD = struct.Struct("<4sHHIiiQI16s16s16s")
 _MAGIC, _VERSION = b"PLKB", 1
 _CELLS, _STATE = 0, 1
-_SUFFIXES: Final = {".cells": False, ".state": True}
+_NAME: Final = re.compile("([0-9a-f]{32})-(?!0{8})([0-9a-f]{8})-([0-9a-f]{8})-([0-9a-f]{32})[.](cells|state)")
+_LENGTH, _FIRST_ID = slice(33, 41), slice(41, 51)  # in a name
 _HASH_BYTES = 16
 _MOST_COMPARED = 8  # files of one beginning, of which a part may be used
 _MOST_TOKENS = 1 << 20  # of one file
@@ -80,18 +83,15 @@ class BlockName:
     @staticmethod
     def parse(text: str) -> BlockName | None:
         """Return the name; None for the name of another file."""
-        stem, dot, suffix = text.partition(".")
-        parts = stem.split("-")
-        if len(parts) != 4 or dot + suffix not in _SUFFIXES:
+        found = _NAME.fullmatch(text)
+        if found is None:
             return None
-        try:
-            start_hash, end_hash = bytes.fromhex(parts[0]), bytes.fromhex(parts[3])
-            num_tokens, first_id = int(parts[1], 16), int(parts[2], 16)
-        except ValueError:
-            return None
+        start_hash, num_tokens, first, end_hash, suffix = found.groups()
+        first_id = int(first, 16)
         first_id -= (first_id >> 31) << 32
-        name = BlockName(start_hash, num_tokens, first_id, end_hash, _SUFFIXES[dot + suffix])
-        return name if str(name) == text else None
+        return BlockName(
+            bytes.fromhex(start_hash), int(num_tokens, 16), first_id, bytes.fromhex(end_hash), suffix == "state"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +158,9 @@ class ModelFolder:
             hashers[-1].update(tokens[(base - BLOCK_TOKENS) * TOKEN_BYTES : base * TOKEN_BYTES])
         for index in reversed(range(above // BLOCK_TOKENS, len(hashers))):
             base = index * BLOCK_TOKENS
-            names = [name for name in self._beginning_at(hashers[index].digest()) if name.is_state]
-            for name in sorted(names, key=lambda name: -name.num_tokens):
+            texts = self._beginning_at(hashers[index].digest(), "-00000000-", ".state")
+            for name in map(BlockName.parse, sorted(texts, key=itemgetter(_LENGTH), reverse=True)):
+                assert name is not None  # noqa: S101 - as `_NAME` has it
                 end = base + name.num_tokens
                 if above < end <= total and _extended(hashers[index], tokens, base, end) == name.end_hash:
                     return FoundBlock(name, end, end)
@@ -168,28 +169,37 @@ class ModelFolder:
     def _longest(self, hasher: hashlib.blake2b, tokens: bytes, at: int) -> FoundBlock | None:
         """Return the file that has most of the path from there: wholly on the path, or else a part of a file."""
         first = int.from_bytes(tokens[at * TOKEN_BYTES : (at + 1) * TOKEN_BYTES], "little", signed=True)
-        names = [name for name in self._beginning_at(hasher.digest()) if not name.is_state and name.first_id == first]
-        total = len(tokens) // TOKEN_BYTES
-        names.sort(key=lambda name: -name.num_tokens)
-        for name in names:
-            end = at + name.num_tokens
-            if end <= total and _extended(hasher, tokens, at, end) == name.end_hash:
-                return FoundBlock(name, at, end)
+        start_hash, total = hasher.digest(), len(tokens) // TOKEN_BYTES
+        texts = self._beginning_at(start_hash, f"-{first & 0xFFFFFFFF:08x}-", ".cells")
+        for num_tokens in sorted({int(text[_LENGTH], 16) for text in texts}, reverse=True):
+            if at + num_tokens <= total:
+                end_hash = _extended(hasher, tokens, at, at + num_tokens)
+                whole = BlockName(start_hash, num_tokens, first, end_hash, is_state=False)
+                if str(whole) in texts:
+                    return FoundBlock(whole, at, at + num_tokens)
         best: FoundBlock | None = None
-        for name in names[:_MOST_COMPARED]:
+        for name in map(BlockName.parse, nlargest(_MOST_COMPARED, texts, key=itemgetter(_LENGTH))):
+            assert name is not None  # noqa: S101 - as `_NAME` has it
             num_common = _num_common(self._ids(name), tokens[at * TOKEN_BYTES :])
             if num_common and (best is None or at + num_common > best.reach):
                 best = FoundBlock(name, at, at + num_common)
         return best
 
-    def _beginning_at(self, start_hash: bytes) -> list[BlockName]:
+    def _beginning_at(self, start_hash: bytes, first_id: str, suffix: str) -> set[str]:
+        """Return the names of files; there may be ten thousands, of which few have to be taken apart."""
         digits = start_hash.hex()
         try:
             texts = os.listdir(self._folder / digits[:2])  # noqa: PTH208 - names, without a path for each
         except FileNotFoundError:
-            return []
-        names = (BlockName.parse(text) for text in texts if text.startswith(digits))
-        return [name for name in names if name is not None]
+            return set()
+        return {
+            text
+            for text in texts
+            if text.startswith(digits)
+            and text.endswith(suffix)
+            and text[_FIRST_ID] == first_id
+            and _NAME.fullmatch(text)
+        }
 
     # ---- files
 

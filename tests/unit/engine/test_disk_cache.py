@@ -410,6 +410,7 @@ def test_names_are_read_as_they_are_written() -> None:
         str(name).upper(),
         f"{str(name)[:-6]}.other",
         "-1-1-.cells",
+        str(name).replace("00000200", "00000000"),  # no tokens: a path would go on from there for ever
         str(name) + "x",
     ):
         assert BlockName.parse(text_) is None
