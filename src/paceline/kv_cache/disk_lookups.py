@@ -52,9 +52,7 @@ class DiskLookups:
         If another lookup reads the same beginning, the sequence waits for this one first. num_known, num_cells: see
         `DiskLookup`; token_s: seconds to compute a token, 0 if that is not known.
         """
-        if self.store is None or not (
-            sequence.reads_cache and sequence.writes_cache
-        ):  # a private one leaves nothing there
+        if self.store is None or not sequence.reads_cache or not sequence.writes_cache:
             return False
         if sequence.lookup is not None:
             return not sequence.lookup.is_done and now_s < sequence.lookup.due_s
