@@ -368,7 +368,7 @@ class DiskCache:
             self._tier.write(save, data)
             self._has_warned = False
         except OSError as error:
-            if error.errno in _FULL:
+            if error.errno in _FULL and time.monotonic() >= self._retry_s:  # once, not for each range that waits
                 self._guarded(self._tier.make_room)
             with self._wake:
                 self._retry_s = time.monotonic() + _RETRY_S

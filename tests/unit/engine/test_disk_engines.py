@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import logging
 import os
 import signal
@@ -146,6 +147,24 @@ def test_little_waits_for_a_disk_that_does_not_answer(tmp_path: Path) -> None:
     assert len(hung._used) == 64
     assert hung._num_pending <= 1000
     hung.close()
+
+
+def test_a_full_disk_costs_files_once_whatever_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise OSError(errno.ENOSPC, "full")
+
+    rooms: list[None] = []
+    monkeypatch.setattr(DiskTier, "write", fail)
+    monkeypatch.setattr(DiskTier, "make_room", lambda _: rooms.append(None))
+    options = DiskOptions(max_bytes=1000, max_pending=1000, has_cells=True, has_states=False)
+    store = DiskCache(DiskTier(ModelFolder(tmp_path, b"m" * 16), options, lambda _: b"", FakeState.of), options)
+    for number in range(5):
+        store.put(Save(0, number, number + 1, ((), "", ""), b"1234"), FakeState(number, (1,)))
+    assert len(store._unwritten) == 5
+    assert all(store._turn() for _ in range(5))
+    assert rooms == [None]
+    store.put(Save(0, 5, 6, ((), "", ""), b"1234"), FakeState(5, (1,)))  # nothing is taken meanwhile
+    assert not store._unwritten
 
 
 def test_a_tick_waits_once_for_a_disk_that_is_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
