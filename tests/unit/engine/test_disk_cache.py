@@ -130,10 +130,13 @@ def test_a_long_prefix_is_saved_in_several_ticks(
 
 
 def test_folders_and_files_are_private(tmp_path: Path) -> None:
-    os.umask(0o022)
-    first = rig(tmp_path)
-    first.ask(text(600))
-    first.settle()
+    before = os.umask(0)
+    try:
+        first = rig(tmp_path)
+        first.ask(text(600))
+        first.settle()
+    finally:
+        os.umask(before)
     found = blocks(tmp_path)
     assert found
     for file in found:
