@@ -50,6 +50,13 @@ def has_file(folder: Path) -> bool:
     return any(file.name is not None for file in files_of(folder / "kv"))
 
 
+def has_all(folder: Path, num_tokens: int) -> bool:
+    """Whether there are cells of so many tokens, and the states at the ends of a prompt and of its completion."""
+    names = [file.name for file in files_of(folder / "kv") if file.name is not None]
+    num_states = sum(name.is_state for name in names)
+    return num_states > 1 and sum(name.num_tokens for name in names if not name.is_state) >= num_tokens
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_prefixes_come_back_after_a_restart(tmp_path: Path, kind: str) -> None:
     prompt = text(900)
@@ -80,8 +87,7 @@ def test_a_new_worker_finds_what_a_killed_one_wrote(tmp_path: Path) -> None:
     prompt = text(900)
     with engine(backend_options={"kind": "hybrid"}, disk_cache=tmp_path / "kv") as one:
         ids, _, last = read(start(one, prompt, max_tokens=20, ignore_eos=True))
-        wait_until(lambda: any(file.name and file.name.is_state for file in files_of(tmp_path / "kv")))
-        wait_until(lambda: not any(file.name is None for file in files_of(tmp_path / "kv")))
+        wait_until(lambda: has_all(tmp_path, len(prompt) + 19))
         pid = one.worker_pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
