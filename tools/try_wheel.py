@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -69,9 +70,17 @@ class Trial:
         sys.exit(f"the server does not listen:\n{text}")
 
     def _post(self, url: str) -> str:
+        """Return the response to a chat, which the server refuses with 503 while it loads the model."""
         request = urllib.request.Request(url, json.dumps(CHAT).encode(), {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=120) as reply:
-            return str(json.load(reply)["choices"][0]["message"]["content"])
+        for _ in range(1200):
+            try:
+                with urllib.request.urlopen(request, timeout=120) as reply:
+                    return str(json.load(reply)["choices"][0]["message"]["content"])
+            except urllib.error.HTTPError as error:
+                if error.code != 503:
+                    raise
+                time.sleep(0.1)
+        sys.exit("the server still refuses requests with 503 two minutes after its start")
 
 
 def main() -> None:
