@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.drafters import force_depths
 from tests.server.conftest import DEMO_ENGINE
 from tests.server.running import RunningServer
 
@@ -160,15 +161,15 @@ def test_idle_slots_are_listed_without_what_they_do(client: httpx.Client) -> Non
     assert all(slot["n_ctx"] == 1024 and not slot["speculative"] for slot in found)
 
 
-def test_drafts_are_shown_under_llama_servers_names() -> None:
+def test_drafts_are_shown_under_llama_servers_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """The drafter, in slots and settings; the number of drafts of a request, in its timings; none if it wants none."""
+    force_depths(monkeypatch, 4)  # on a busy machine drafts may not pay
     drafting = {**DEMO_ENGINE, "speculation": "tests.drafters:LastAgain,ngram"}
     with RunningServer(ServerSettings(engine_options=drafting)) as running, running.client() as client:
         assert all(slot["speculative"] for slot in client.get("/slots").json())
         shown = client.get("/props").json()["default_generation_settings"]["params"]["speculative.types"]
         assert shown == "tests.drafters:LastAgain,ngram-simple"
-        # Drafts may not pay on a busy machine; after 64 tokens without any some are tried in any case.
-        again = {"n_predict": 120, "logit_bias": [[97, 100.0]]}
+        again = {"n_predict": 20, "logit_bias": [[97, 100.0]]}
         found = complete(client, [97] * 8, **again)
         assert found["generation_settings"]["speculative.types"] == shown
         assert 0 < found["timings"]["draft_n_accepted"] <= found["timings"]["draft_n"]
