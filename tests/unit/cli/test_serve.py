@@ -66,12 +66,12 @@ def invoke(*args: str, **env: str) -> Any:
 
 
 def test_settings_reach_the_server_and_its_code_is_the_commands(server: Server) -> None:
-    """Flags of many letters, values that look like flags, and variables."""
+    """Flags of many letters, values that look like flags, and variables, of which all tests have PACELINE_NO_DISK_CACHE."""
     server.code = 1
     result = invoke("-np", "3", "-c", "512", "--temp", "0", "-n", "-1", "-ngl", "all", LLAMA_ARG_PORT="0")
     assert (result.exit_code, result.stderr) == (1, "")
     assert server.settings is not None and server.settings.port == 0
-    options = {"num_slots": 3, "n_ctx": 512, "n_gpu_layers": -1, "isolation": "process"}
+    options = {"num_slots": 3, "n_ctx": 512, "n_gpu_layers": -1, "isolation": "process", "disk_cache": None}
     assert server.settings.engine_options == options
     assert server.settings.sampling == {"temperature": 0.0, "max_tokens": None}
 
