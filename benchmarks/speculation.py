@@ -335,7 +335,10 @@ def launches(options: argparse.Namespace, drafting: Drafting) -> dict[str, Launc
     info = builds.build_info(options.paceline)
     variant = builds.Variant(is_native="GGML_NATIVE=OFF" not in info["flags"], has_openmp=False)
     programs = Programs(paceline=options.paceline, llama_server=builds.find_llama_server(info, variant))
-    room = ("-np", "16", "-c", "16384")
+    num_slots, n_ctx = (
+        (16, 1024) if options.target is None else (max(options.widths), 4096)
+    )  # a file of 200 lines, twice
+    room = ("-np", str(num_slots), "-c", str(num_slots * n_ctx))
     most = () if options.n_max is None else ("--spec-draft-n-max", str(options.n_max))
     drafts, peers = (*drafting.flags, *most), drafting.peer_flags
     plain = replace(workload(16, options), limits=room)
