@@ -15,6 +15,7 @@ PAGES = (
     "guide/continuous_batching.md",
     "guide/embeddings.md",
     "guide/from_llama_cpp_python.md",
+    "guide/disk_cache.md",
     "guide/from_ollama.md",
     "guide/from_vllm.md",
     "guide/isolation.md",

@@ -318,7 +318,7 @@ def test_a_thread_may_not_lose_a_server() -> None:
         LLM(rpc="127.0.0.1:50052")
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_peer_that_says_nothing_does_not_keep_the_server(server: LendingServer) -> None:
     """It serves one at a time, and hangs up on who connects without a greeting."""
     with socket.create_connection(("127.0.0.1", server.port)) as silent:
