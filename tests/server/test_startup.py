@@ -165,7 +165,7 @@ def test_a_worker_that_was_started_ahead_of_wrong_flags_ends_with_the_program() 
 def test_a_worker_that_was_started_in_vain_is_ended_before_the_server_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the engine is to run in a thread after all, for example by a configuration file."""
     waiting: list[int | None] = []
-    monkeypatch.setattr(startup, "_serve_model", lambda _: waiting.append(SPARE_WORKERS.pid) or 0)
+    monkeypatch.setattr(startup, "_serve_model", lambda *_: waiting.append(SPARE_WORKERS.pid) or 0)
     SPARE_WORKERS.launch()
     pid = SPARE_WORKERS.pid
     assert pid is not None

@@ -19,6 +19,7 @@ from paceline.cli import terminal
 from paceline.cli.config_file import CONFIG_VARIABLE, MODEL_VARIABLE, default_path
 
 if TYPE_CHECKING:
+    from paceline.server.flags import Resolved
     from paceline.server.flags.display import Section
     from paceline.server.settings import ServerSettings
 
@@ -32,14 +33,15 @@ def run_server(args: Sequence[str], other_names: Callable[[], Collection[str]]) 
         args: The command line.
         other_names: Returns the names on the top level of a config file that are for other commands.
     """
-    from paceline.server.flags import DiskFiles, ModelPresets, resolve
+    from paceline.server.flags import DiskFiles, ModelPresets, SettingsSource, resolve
     from paceline.server.flags.display import config_sections, help_sections
 
     files = DiskFiles(terminal.note)
     environ = {
         name: value for name, value in os.environ.items() if value or name not in (CONFIG_VARIABLE, MODEL_VARIABLE)
     }
-    resolved = resolve(list(args), environ, files, default_config=default_path(), other_names=other_names)
+    resolve_again = partial(resolve, list(args), environ, files, default_config=default_path(), other_names=other_names)
+    resolved = resolve_again()
     match resolved.prints:
         case "help":
             _write(help_sections(min(shutil.get_terminal_size().columns, _WIDEST)))
@@ -57,9 +59,20 @@ def run_server(args: Sequence[str], other_names: Callable[[], Collection[str]]) 
             from paceline.server.startup import serve as run
 
             presets = ModelPresets(resolved, files) if resolved.is_router else None
-            options = {"disk_cache": "auto", **resolved.settings.engine_options}  # an engine of the library has none
-            return run(replace(resolved.settings, engine_options=options), presets)
+            source = SettingsSource(
+                _for_server(resolved),
+                lambda: _for_server(resolve_again(downloads=False)),
+                lambda found: ModelPresets(found, files),
+                set_up_logging,
+            )
+            return run(source.started.settings, presets, source)
     return 0
+
+
+def _for_server(resolved: Resolved) -> Resolved:
+    """Return the settings with the server's default of the disk cache, which an engine of the library does not have."""
+    options = {"disk_cache": "auto", **resolved.settings.engine_options}
+    return replace(resolved, settings=replace(resolved.settings, engine_options=options))
 
 
 def _write(sections: Iterable[Section]) -> None:
@@ -106,7 +119,7 @@ class _PlainLines(terminal.LogLines):
 
 
 def set_up_logging(settings: ServerSettings) -> None:
-    """Replace the handlers of the server's loggers. Raise `OSError` if the log file cannot be opened."""
+    """Replace the handlers of the server's loggers, and close their log file. Raise `OSError` if the new one cannot be opened."""
     from paceline.server.operator_lines import STDERR, LogQueue, QueuedLines, describe_dropped, write_to
     from paceline.server.settings import ACCESS_LOGGER
 
@@ -115,7 +128,9 @@ def set_up_logging(settings: ServerSettings) -> None:
     queue = STDERR
     if settings.log_file is not None:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK  # blocking, a pipe's opening waits for a reader
-        queue = LogQueue(partial(write_to, os.open(settings.log_file, flags, 0o666)))
+        descriptor = os.open(settings.log_file, flags, 0o666)
+        queue = LogQueue(partial(write_to, descriptor), partial(os.close, descriptor))
+    former = {each.queue for each in logging.getLogger("paceline").handlers if isinstance(each, QueuedLines)}
     handler, access_handler, last_handler = QueuedLines(queue), QueuedLines(queue), QueuedLines(queue)
     handler.setFormatter(form)
     access_handler.setFormatter(terminal.LogLines("%(message)s"))
@@ -128,6 +143,8 @@ def set_up_logging(settings: ServerSettings) -> None:
     _direct("paceline", level, handler)
     _direct("uvicorn", level if level <= logging.DEBUG else max(level, logging.WARNING), handler)
     _direct(ACCESS_LOGGER, max(level, logging.INFO), access_handler)
+    for each in former - {STDERR, queue}:
+        each.close()
 
 
 def _direct(name: str, level: int, handler: logging.Handler) -> None:

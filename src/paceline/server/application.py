@@ -36,7 +36,7 @@ from paceline.server.pages import MissingDocumentRoute, PageRoute, document_rout
 from paceline.server.request_context import SERVICE, HttpMiddleware
 from paceline.server.routes import RouteFacts, Routes, error_response, facts_of
 from paceline.server.service import Server, Service
-from paceline.server.settings import ServerSettings, has_tenants
+from paceline.server.settings import ServerSettings
 
 Endpoint = Callable[[], Awaitable[Response]]
 
@@ -147,7 +147,7 @@ class OneModel(HttpMiddleware):
 
 def _middleware(service: Server) -> list[Middleware]:
     """Return the middleware from the outermost to the innermost."""
-    settings, is_shared = service.settings, has_tenants(service.settings.api_keys)
+    settings = service.settings
     cors = (settings.cors_origins, settings.cors_methods, settings.cors_headers)
     body = (settings.max_body_bytes, settings.body_timeout_s, service.body_budget, service.retry_after_s)
     hosts = (*settings.allowed_hosts, *settings.hosts)
@@ -161,9 +161,9 @@ def _middleware(service: Server) -> list[Middleware]:
         Middleware(request_limits.HeaderLimit, settings.max_header_bytes),
         Middleware(requests.HeadAsGet),
         Middleware(requests.TrailingSlashes, service.page),
-        Middleware(access.ApiKeys, settings.api_keys),
+        Middleware(access.ApiKeys, service),
         Middleware(requests.AwaitedStreams, service.kept.resumable_streams),
-        Middleware(request_limits.RequestLimit, service, settings.max_connections, is_shared=is_shared),
+        Middleware(request_limits.RequestLimit, service, settings.max_connections),
         Middleware(request_limits.BodyReader, *body),
         Middleware(requests.ErrorBoundary),
     ]

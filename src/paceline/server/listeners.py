@@ -80,6 +80,14 @@ def tls_context(settings: ServerSettings) -> ssl.SSLContext | None:
     if settings.ssl_certfile is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    load_certificate(context, settings)
+    return context
+
+
+def load_certificate(context: ssl.SSLContext, settings: ServerSettings) -> None:
+    """Give a context the certificate of the settings, for new connections. Raises `CannotListen` if it cannot be used."""
+    if settings.ssl_certfile is None:
+        return
     try:
         with ExitStack() as opened:
             certificate = opened.enter_context(_openable(settings.ssl_certfile))
@@ -89,7 +97,6 @@ def tls_context(settings: ServerSettings) -> ssl.SSLContext | None:
         raise CannotListen(
             f"cannot use the certificate {settings.ssl_certfile} with its key: {error.strerror or error}"
         ) from None
-    return context
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""The server's lines on stderr and in its log, and the signals that end it.
+"""The server's lines on stderr and in its log, and its signals.
 
 A thread writes the lines: a full pipe or a slow disk holds up no other thread. The first SIGTERM or SIGINT asks the server to
-end, a second one ends the process at once.
+end, a second one ends the process at once. SIGHUP asks it to read its settings again.
 """
 
 from __future__ import annotations
@@ -39,15 +39,16 @@ class LogQueue:
     A line that finds no room is dropped. A line with the number of dropped lines takes their place.
     """
 
-    def __init__(self, write: Callable[[str], None]) -> None:
-        """write: called by the thread with whole lines; they are dropped if it raises an error."""
+    def __init__(self, write: Callable[[str], None], on_closed: Callable[[], None] = lambda: None) -> None:
+        """write: called by the thread with whole lines; they are dropped if it raises an error. on_closed: called at its end."""
         self.describe_dropped = describe_dropped
-        self._write = write
+        self._write, self._on_closed = write, on_closed
         self._lines: deque[str] = deque()
         self._num_chars = self._num_dropped = 0
         self._is_writing = False
         self._changed = threading.Condition()  # its lock may be taken again: an object that is freed meanwhile may log
         self._thread: threading.Thread | None = None
+        self._is_closed = False
 
     def put(self, line: str) -> None:
         """Add a line, which has no newline at its end. Never waits for the thread's writing."""
@@ -68,6 +69,14 @@ class LogQueue:
         with self._changed:
             self._changed.wait_for(lambda: not self._lines and not self._is_writing, timeout_s)
 
+    def close(self) -> None:
+        """Let the thread write the lines that wait, and end. Never waits for it. Later lines are lost."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        if self._thread is None:
+            self._on_closed()
+
     def _append(self, line: str) -> None:
         self._lines.append(line + "\n")
         self._num_chars += len(line) + 1
@@ -80,17 +89,24 @@ class LogQueue:
     def _run(self) -> None:
         while True:
             text, num_lines = self._next_batch()
+            if not num_lines:
+                break
             try:
                 self._write(text)
             except Exception:  # noqa: BLE001 - a closed pipe, a full disk, or whatever a program's own stream raises
                 with self._changed:
                     self._num_dropped += num_lines
+        atexit.unregister(self.flush)
+        self._on_closed()
 
     def _next_batch(self) -> tuple[str, int]:
+        """Return lines as a text, and their number; 0 lines after `close`."""
         with self._changed:
             self._is_writing = False
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._lines)
+            self._changed.wait_for(lambda: self._lines or self._is_closed)
+            if not self._lines:
+                return "", 0
             batch: list[str] = []
             num_chars = 0
             while self._lines and num_chars < _BATCH_CHARS:
@@ -152,17 +168,35 @@ STDERR: Final = LogQueue(_write_to_stderr)
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
-class StopSignals:
-    """Handles the signals on the event loop after `install`. requested: set by the first signal, or by `request`."""
+class ServerSignals:
+    """Handles the signals on the event loop after `install`.
+
+    Attributes:
+        requested: Set by the first signal that ends the server, or by `request`.
+        reload_requested: Set by SIGHUP; whoever reloads clears it.
+    """
 
     def __init__(self) -> None:
-        self.requested = asyncio.Event()
+        self.requested, self.reload_requested = asyncio.Event(), asyncio.Event()
+        self._watches_terminal = False
 
     def install(self) -> None:
         """Handle the signals on the running loop, which is the main thread's."""
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._on_signal, number)
+        if sys.platform != "win32":
+            # `nohup` has it ignored: such a server outlives its terminal.
+            self._watches_terminal = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN and _has_terminal()
+            loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
+
+    def _on_hangup(self) -> None:
+        """Ask for a reload; end the server if its terminal was closed, which sends the same signal."""
+        if not self._watches_terminal or _has_terminal():
+            self.reload_requested.set()
+        elif not self.requested.is_set():
+            say("ending, as the terminal was closed")
+            self.request()
 
     def request(self) -> None:
         """Ask the server to end, as the first signal does."""
@@ -176,6 +210,15 @@ class StopSignals:
         say("ended at once")
         STDERR.flush()
         os._exit(128 + number)  # a worker process notices that its parent is gone
+
+
+def _has_terminal() -> bool:
+    """Return whether the process has a controlling terminal that is open."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 def say(text: str) -> None:

@@ -116,6 +116,12 @@ class Server(ABC):
         self.loaded = asyncio.Event()
         self.failure: BaseException | None = None
 
+    def apply(self, settings: ServerSettings) -> None:
+        """Take over settings that may change while the server runs. New requests get the new keys, tenants and defaults."""
+        self.settings = settings
+        self.kept.tenants = frozenset(key.tenant for key in settings.api_keys)
+        self.body_budget.is_shared = has_tenants(settings.api_keys)
+
     @abstractmethod
     def ready_line(self, seconds: float) -> str:
         """Return the line to print when the server is ready. seconds: the time from its start."""
@@ -210,6 +216,7 @@ class Service(Server):
         try:
             await self._start(self._front)
             self.is_loaded = True
+            self.expect_tenants()
             if isinstance(self._front, ModelFront):
                 self._following = asyncio.create_task(self._follow_engine(self._front))
         except Exception as error:  # noqa: BLE001 - reported by routes and the exit code
@@ -222,7 +229,6 @@ class Service(Server):
     async def _start(self, front: ModelFront | AsyncLLM) -> None:
         if not self._is_managed:
             await front.start()
-        front.engine.expect_tenants(self.kept.tenants)
         await asyncio.to_thread(self._read_model, front.engine.model)
 
     def _read_model(self, model: Model) -> None:
@@ -273,6 +279,7 @@ class Service(Server):
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
         self.failure, self.is_loaded = None, True
+        self.expect_tenants()
         self.engine_watch = EngineWatch(self.engine, self._why_ended)
         if num_frozen:
             gc.collect()
@@ -329,6 +336,16 @@ class Service(Server):
         if self._following is not None:
             return await asyncio.shield(self._following)
         return await asyncio.wrap_future(self.engine().ended)
+
+    def apply(self, settings: ServerSettings) -> None:
+        """Take over settings, as in `Server`, and the tenants of the engine."""
+        super().apply(settings)
+        self.expect_tenants()
+
+    def expect_tenants(self) -> None:
+        """Set the tenants of the engine, if it is loaded."""
+        if self.is_loaded:
+            self._front.engine.expect_tenants(self.kept.tenants)
 
     # ---- for routes
 

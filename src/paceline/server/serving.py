@@ -1,20 +1,24 @@
 """Run the application: uvicorn, messages for the operator, the shutdown. On the event loop.
 
-A shutdown drains: new requests are rejected, running ones have `drain_s` to finish, then end with SHUTDOWN.
+A shutdown drains: new requests are rejected, running ones have `drain_s` to finish, then end with SHUTDOWN. SIGHUP makes the
+server read flags, config file and keys again: settings that are looked up for each request or log line change at once, the log
+names the others, and if anything cannot be read, all settings stay as they are.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import socket
 import ssl
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
 from fastapi import FastAPI
@@ -22,15 +26,21 @@ from uvicorn.config import STARTUP_FAILURE
 
 from paceline.server.api_errors import api_error_of
 from paceline.server.connection import Connection, OpenConnections
-from paceline.server.listeners import Acceptor, Listeners, registered, url_of
-from paceline.server.operator_lines import StopSignals, say
+from paceline.server.flags.presets import SERVERS_OWN, SettingsSource, targets_of
+from paceline.server.flags.resolution import GivenFlag, Resolved, strongest
+from paceline.server.listeners import Acceptor, Listeners, load_certificate, registered, tls_context, url_of
+from paceline.server.operator_lines import ServerSignals, say
 from paceline.server.service import Server
 from paceline.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from paceline.server.router.routed_models import RoutedModels
 
 FAILED = 1
 ENGINE_ENDED = 70
 """The exit code where the engine gave up by itself: EX_SOFTWARE of sysexits.h."""
 
+_log = logging.getLogger("paceline.server")
 _FLUSH_S = 5.0  # for ended streams to send their last chunk
 
 
@@ -108,16 +118,28 @@ class Serving:
         app: FastAPI,
         config: ServerConfig,
         listeners: Listeners,
-        signals: StopSignals,
+        signals: ServerSignals,
         began_s: float | None = None,
+        *,
+        reload: SettingsReload | None = None,
     ) -> None:
-        """signals: installed. began_s: when the server was started, by `time.monotonic`; None: now."""
+        """Prepare to serve.
+
+        Args:
+            app: The application.
+            config: uvicorn's configuration.
+            listeners: The sockets.
+            signals: Installed.
+            began_s: When the server was started, by `time.monotonic`; None: now.
+            reload: Reads the settings again. None: SIGHUP changes nothing.
+        """
         self._began_s = time.monotonic() if began_s is None else began_s
         self._service: Server = app.state.service
         self._settings = self._service.settings
         self._server = UvicornServer(config)
         self._listeners = listeners
         self._signals = signals
+        self._reload = reload
         self._code = 0
         self._registration = ExitStack()
 
@@ -126,8 +148,10 @@ class Serving:
         running = asyncio.create_task(self._server.serve(sockets=self._listeners.sockets))
         running.add_done_callback(lambda _: self.end())  # if uvicorn ends by itself
         watching = asyncio.create_task(self._watch())
+        reloading = asyncio.create_task(self._reload_on_request())
         await self._signals.requested.wait()
         watching.cancel()
+        reloading.cancel()
         self._registration.close()
         await self._drain()
         self._server.should_exit = True
@@ -137,6 +161,13 @@ class Serving:
     def end(self) -> None:
         """Start the shutdown, as the first signal does."""
         self._signals.request()
+
+    async def _reload_on_request(self) -> None:
+        while True:
+            await self._signals.reload_requested.wait()
+            self._signals.reload_requested.clear()
+            if self._reload is not None:
+                await self._reload.run()
 
     async def _watch(self) -> None:
         """Shut down if the model cannot be loaded or the engine gives up, for the service manager to act on."""
@@ -174,7 +205,7 @@ class Serving:
         wait_idle = self._service.in_flight.wait_idle
         if self._service.is_loaded:
             with suppress(TimeoutError):
-                await asyncio.wait_for(wait_idle(), self._settings.drain_s)
+                await asyncio.wait_for(wait_idle(), self._service.settings.drain_s)
         await self._service.aclose()
         with suppress(TimeoutError):
             await asyncio.wait_for(wait_idle(), _FLUSH_S)
@@ -183,3 +214,85 @@ class Serving:
 def say_cannot_load(failure: BaseException) -> None:
     """Report to the operator why the server ends."""
     say(f"cannot load the model: {api_error_of(failure).message}")
+
+
+# ---- reload
+
+# fmt: off
+LIVE: Final = frozenset((
+    "api_keys", "chat_template_kwargs", "drain_s", "embd_normalize", "heartbeat_s", "log_file", "log_json", "log_level",
+    "lora_loading", "max_images", "metrics", "model_changed", "prefill_assistant", "props", "reasoning_budget",
+    "reasoning_budget_message", "reasoning_format", "sampling", "skip_chat_parsing", "slots", "special", "spm_infill",
+    "ssl_certfile", "ssl_keyfile", "tags", "timeout_s", "untagged_calls",
+))
+# fmt: on
+"""The fields of `ServerSettings` that change while the server runs."""
+
+_LIVE_OF_MODELS: Final = frozenset(f"server.models_{name}" for name in ("preset", "dir", "max", "memory"))
+_DOWNLOADS: Final = frozenset(("aside.offline", "aside.hf_token"))
+
+
+class SettingsReload:
+    """Applies the settings that have changed. tls: the context of the server's connections. models: of a router."""
+
+    def __init__(
+        self, server: Server, source: SettingsSource, tls: ssl.SSLContext | None, models: RoutedModels | None = None
+    ) -> None:
+        self._server, self._source, self._tls, self._models = server, source, tls, models
+        self._started = self._applied = _texts(source.started)
+
+    async def run(self) -> None:
+        """Read the settings again, apply them, and log one line. Raises nothing."""
+        try:
+            changed, pending = await self._apply(await asyncio.to_thread(self._source.read))
+        except Exception as error:  # noqa: BLE001 - a server does not end because a file is broken
+            _log.error("the settings could not be read again and stay as they are: %s", error)
+            return
+        needs = f"; a restart is needed for {', '.join(pending)}" if pending else ""
+        level = logging.WARNING if pending else logging.INFO
+        _log.log(level, "the settings were read again: changed: %s%s", ", ".join(changed) or "nothing", needs)
+
+    async def _apply(self, found: Resolved) -> tuple[list[str], list[str]]:
+        """Apply the settings that may change. Return the names of these, and of flags that need a restart."""
+        before, given = self._server.settings, _texts(found)
+        settings = replace(before, **{name: getattr(found.settings, name) for name in LIVE})
+        pending = [name for name, flag in _different(self._started, given) if not self._is_live(flag)]
+        if before.api_keys and not settings.api_keys:  # nobody means to open a running server to everyone
+            settings = replace(settings, api_keys=before.api_keys)
+            pending.append("a server without keys")
+        if (before.ssl_certfile is None) != (settings.ssl_certfile is None):
+            settings = replace(settings, ssl_certfile=before.ssl_certfile, ssl_keyfile=before.ssl_keyfile)
+            pending.append("TLS")
+        await asyncio.to_thread(tls_context, settings)  # raises if the certificate cannot be used
+        replaced = None
+        if self._models is not None:
+            replaced = await self._models.begin_reload(found.settings, self._source.presets(found))
+        self._source.set_up_logging(settings)
+        if self._tls is not None:
+            load_certificate(self._tls, settings)
+        self._server.apply(settings)
+        changed = [name for name, flag in _different(self._applied, given) if self._is_live(flag)]
+        if settings.api_keys != before.api_keys:
+            changed.append(f"API keys ({len(settings.api_keys)} now)")
+        self._applied = given
+        if replaced is not None:
+            await replaced
+        return changed, pending
+
+    def _is_live(self, flag: GivenFlag) -> bool:
+        targets = targets_of(flag)
+        live = {f"server.{name}" for name in LIVE} | {target for target in targets if target.startswith("sampling.")}
+        if self._models is not None:  # settings of models, which are read with the presets
+            live |= {*_LIVE_OF_MODELS, *(targets - SERVERS_OWN - _DOWNLOADS)}
+        return targets <= live
+
+
+def _texts(resolved: Resolved) -> Mapping[str, GivenFlag]:
+    return {given.flag.long_name: given for given in strongest(resolved.sources)[0]}
+
+
+def _different(before: Mapping[str, GivenFlag], now: Mapping[str, GivenFlag]) -> Iterator[tuple[str, GivenFlag]]:
+    """Yield the flags that have other texts than before, or that are on one side alone."""
+    for name, given in {**before, **now}.items():
+        if name not in before or name not in now or before[name].texts != given.texts:
+            yield name, given

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Final
 
 from paceline.engine.spare_workers import SPARE_WORKERS
 from paceline.server.listeners import CannotListen, Listeners, num_connections, tls_context
-from paceline.server.operator_lines import STDERR, StopSignals, say
+from paceline.server.operator_lines import STDERR, ServerSignals, say
 from paceline.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from paceline.server.flags import ModelPresets
+    from paceline.server.flags import ModelPresets, SettingsSource
     from paceline.server.model_front import ModelFront
     from paceline.server.serving import ServerConfig
 
@@ -35,11 +35,11 @@ _THREADS: Final = 64  # a few long prompts being tokenised would occupy all of a
 _log = logging.getLogger("paceline.server")
 
 
-def serve(settings: ServerSettings, presets: ModelPresets | None = None) -> int:
+def serve(settings: ServerSettings, presets: ModelPresets | None = None, source: SettingsSource | None = None) -> int:
     """Serve until a signal; return the exit code: 0, 1 if it cannot start, 70 if the engine gave up.
 
-    presets: the models of a router; None for one model. On the main thread. Raises `InvalidParams` for invalid
-    engine options or presets, before any socket is opened.
+    presets: the models of a router; None for one model. source: of the settings, to read them again; None: they stay. On the
+    main thread. Raises `InvalidParams` for invalid engine options or presets, before any socket is opened.
     """
     if settings.engine_options.get("isolation", "process") == "process" and (presets is None or settings.spare_worker):
         SPARE_WORKERS.launch()
@@ -47,7 +47,7 @@ def serve(settings: ServerSettings, presets: ModelPresets | None = None) -> int:
         SPARE_WORKERS.end()
     settings = _fitting_connections(settings)
     try:
-        return _serve_model(settings) if presets is None else _serve_models(settings, presets)
+        return _serve_model(settings, source) if presets is None else _serve_models(settings, presets, source)
     finally:
         SPARE_WORKERS.end()
         STDERR.flush()
@@ -63,7 +63,7 @@ def _fitting_connections(settings: ServerSettings) -> ServerSettings:
     return replace(settings, max_connections=number)
 
 
-def _serve_model(settings: ServerSettings) -> int:
+def _serve_model(settings: ServerSettings, source: SettingsSource | None) -> int:
     with uncollected():
         from paceline.server.model_front import ModelFront
     front = ModelFront(settings)
@@ -73,11 +73,15 @@ def _serve_model(settings: ServerSettings) -> int:
         say(str(error))
         return FAILED
     with listeners, event_loop() as runner:
-        return runner.run(_run_model(front, listeners, settings, tls))
+        return runner.run(_run_model(front, listeners, settings, tls, source))
 
 
 async def _run_model(
-    front: ModelFront, listeners: Listeners, settings: ServerSettings, tls: ssl.SSLContext | None
+    front: ModelFront,
+    listeners: Listeners,
+    settings: ServerSettings,
+    tls: ssl.SSLContext | None,
+    source: SettingsSource | None,
 ) -> int:
     signals, began_s = prepare_loop(), time.monotonic()
     front.begin()
@@ -86,13 +90,14 @@ async def _run_model(
     except BaseException:
         await front.aclose()
         raise
-    from paceline.server.serving import Serving, say_cannot_load
+    from paceline.server.serving import Serving, SettingsReload, say_cannot_load
 
     if front.failure is not None:  # before any client could have connected
         _log.error("the model could not be loaded: %s", front.failure)
         say_cannot_load(front.failure)
         return FAILED
-    return await Serving(app, config, listeners, signals, began_s).run()
+    reload = None if source is None else SettingsReload(app.state.service, source, tls)
+    return await Serving(app, config, listeners, signals, began_s, reload=reload).run()
 
 
 def _application(
@@ -109,20 +114,23 @@ def _application(
         return app, config
 
 
-def _serve_models(settings: ServerSettings, presets: ModelPresets) -> int:
+def _serve_models(settings: ServerSettings, presets: ModelPresets, source: SettingsSource | None) -> int:
     with uncollected():
         from paceline.server.router.router_app import build_router_app
-        from paceline.server.serving import ServerConfig, Serving
+        from paceline.server.serving import ServerConfig, Serving, SettingsReload
 
         app = build_router_app(settings, presets)
     try:
-        config, listeners = ServerConfig(app, settings, tls_context(settings)), Listeners(settings)
+        tls = tls_context(settings)
+        config, listeners = ServerConfig(app, settings, tls), Listeners(settings)
     except CannotListen as error:
         say(str(error))
         return FAILED
+    service = app.state.service
+    reload = None if source is None else SettingsReload(service, source, tls, service.models)
 
     async def run() -> int:
-        return await Serving(app, config, listeners, prepare_loop()).run()
+        return await Serving(app, config, listeners, prepare_loop(), reload=reload).run()
 
     with listeners, event_loop() as runner:
         return runner.run(run())
@@ -150,9 +158,9 @@ def event_loop() -> asyncio.Runner:
     return asyncio.Runner(loop_factory=factory)
 
 
-def prepare_loop() -> StopSignals:
+def prepare_loop() -> ServerSignals:
     """Give the running loop enough threads, and have it handle signals. On the main thread."""
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "paceline-server"))
-    signals = StopSignals()
+    signals = ServerSignals()
     signals.install()
     return signals

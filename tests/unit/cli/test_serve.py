@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import sys
+import threading
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 import paceline
 from paceline.cli.app import build_app
 from paceline.cli.serve import set_up_logging
+from paceline.server.flags import SettingsSource
 from paceline.server.operator_lines import STDERR, QueuedLines
 from paceline.server.settings import ServerSettings
 
@@ -30,11 +32,12 @@ class Server:
 
     def __init__(self) -> None:
         self.settings: ServerSettings | None = None
+        self.source: SettingsSource | None = None
         self.code = 0
 
-    def serve(self, settings: ServerSettings, presets: object = None) -> int:
+    def serve(self, settings: ServerSettings, presets: object, source: SettingsSource) -> int:
         assert presets is None
-        self.settings = settings
+        self.settings, self.source = settings, source
         return self.code
 
 
@@ -191,6 +194,28 @@ def test_the_log_can_be_json_in_a_file(tmp_path: Path) -> None:
     (line,) = map(json.loads, path.read_text().splitlines())
     assert (line["level"], line["logger"], line["message"]) == ("error", "paceline.server", "failed\nbadly")
     assert "ValueError: invalid literal" in line["traceback"]
+
+
+def test_a_log_file_is_opened_anew_and_the_former_one_closed(tmp_path: Path) -> None:
+    """As after a rotation: the lines before are in the renamed file, later lines in a new one."""
+    path, renamed = tmp_path / "server.log", tmp_path / "server.log.1"
+    settings, others = ServerSettings(log_file=path), set(threading.enumerate())
+    set_up_logging(settings)
+    log = logging.getLogger("paceline.server")
+    log.warning("before")
+    (former,) = logging.getLogger("paceline").handlers
+    assert isinstance(former, QueuedLines)
+    former.queue.flush(LONG_S)
+    (writer,) = set(threading.enumerate()) - others
+    path.rename(renamed)
+    set_up_logging(settings)
+    log.warning("after")
+    (handler,) = logging.getLogger("paceline").handlers
+    assert isinstance(handler, QueuedLines)
+    handler.queue.flush(LONG_S)
+    writer.join(LONG_S)
+    assert not writer.is_alive()
+    assert [text.read_text().rpartition(" ")[2] for text in (renamed, path)] == ["before\n", "after\n"]
 
 
 def test_the_log_can_be_off(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 from paceline.server import exposition
 from paceline.server.api_errors import OPENAI_FORM
 from paceline.server.exposition import HttpMetrics
-from paceline.server.in_flight import InFlight
+from paceline.server.in_flight import ByteBudget, InFlight
 from paceline.server.middleware.access import AllowedHosts, Cors, may_be_forged
 from paceline.server.middleware.request_limits import RequestLimit
 from paceline.server.middleware.requests import HttpCounts, RequestIds
@@ -394,7 +394,9 @@ def test_what_is_no_request_passes_uncounted() -> None:
 
 def test_a_request_beyond_the_limit_gets_429_and_retry_after() -> None:
     """As soon as another one has ended, the next request passes."""
-    service: Any = SimpleNamespace(is_draining=False, in_flight=InFlight(), retry_after_s=lambda: 17)
+    service: Any = SimpleNamespace(
+        is_draining=False, in_flight=InFlight(), retry_after_s=lambda: 17, body_budget=ByteBudget(1)
+    )
     statuses: list[Any] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -433,8 +435,11 @@ def test_a_tenant_leaves_room_in_flight_to_the_others() -> None:
         await asyncio.Event().wait()
 
     async def statuses_of(tenants: str, *, is_shared: bool) -> list[int]:
-        service: Any = SimpleNamespace(is_draining=False, in_flight=InFlight(), retry_after_s=lambda: 17)
-        limit, statuses = RequestLimit(app, service, max_requests=8, is_shared=is_shared), list[int]()
+        budget = ByteBudget(1, is_shared=is_shared)
+        service: Any = SimpleNamespace(
+            is_draining=False, in_flight=InFlight(), retry_after_s=lambda: 17, body_budget=budget
+        )
+        limit, statuses = RequestLimit(app, service, max_requests=8), list[int]()
 
         async def send(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -69,6 +69,25 @@ def test_dropped_lines_are_counted_at_their_place(reader: Reader, monkeypatch: p
     assert reader.text.splitlines() == ["first", "second", gap.format(3), gap.format(1), "last"]
 
 
+def test_a_closed_queue_writes_its_lines_first(reader: Reader) -> None:
+    """Closing does not wait; the thread ends when the lines are written, and calls back."""
+    closed = threading.Event()
+    queue = LogQueue(reader.write, closed.set)
+    queue.put("one")
+    queue.close()
+    assert not closed.is_set()
+    reader.gate.set()
+    assert closed.wait(LONG_S)
+    assert reader.text == "one\n"
+
+
+def test_a_queue_without_lines_is_closed_at_once(reader: Reader) -> None:
+    """There is no thread to end."""
+    closed = threading.Event()
+    LogQueue(reader.write, closed.set).close()
+    assert closed.is_set()
+
+
 def test_lines_that_cannot_be_written_are_dropped(reader: Reader) -> None:
     """A closed pipe, a full disk or a closed stream ends nothing; later lines are written when they can be."""
     reader.gate.set()

@@ -7,8 +7,17 @@ model of a server that serves several; `display` shows flags and settings.
 
 from __future__ import annotations
 
-from paceline.server.flags.presets import ModelPreset, ModelPresets
+from paceline.server.flags.presets import ModelPreset, ModelPresets, SettingsSource
 from paceline.server.flags.resolution import Resolved, resolve, resolve_table
 from paceline.server.flags.setters import DiskFiles, Origin
 
-__all__ = ["DiskFiles", "ModelPreset", "ModelPresets", "Origin", "Resolved", "resolve", "resolve_table"]
+__all__ = [
+    "DiskFiles",
+    "ModelPreset",
+    "ModelPresets",
+    "Origin",
+    "Resolved",
+    "SettingsSource",
+    "resolve",
+    "resolve_table",
+]

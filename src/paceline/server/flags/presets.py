@@ -14,7 +14,7 @@ section [*], environment and file of `--config`. Blocking; any thread.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -147,7 +147,7 @@ STOP_TIMEOUT_S: Final = 10.0
 """Seconds that running requests of a model get when it is unloaded, as in llama-server."""
 
 # fmt: off
-_SERVERS_OWN: Final = frozenset(f"server.{name}" for name in (
+SERVERS_OWN: Final = frozenset(f"server.{name}" for name in (
     "hosts", "port", "api_keys", "allowed_hosts", "ssl_keyfile", "ssl_certfile", "root_path", "docs", "metrics", "cors_origins",
     "cors_methods", "cors_headers", "cors_credentials", "start_page", "page_folder", "body_timeout_s", "max_body_bytes",
     "max_total_body_bytes", "max_header_bytes", "max_connections", "keep_alive_s", "drain_s", "responses_store",
@@ -155,6 +155,8 @@ _SERVERS_OWN: Final = frozenset(f"server.{name}" for name in (
     "models_dir", "models_max", "models_memory", "models_autoload", "spare_worker",
 ))
 # fmt: on
+"""The targets of settings of the whole server, which a preset of a model cannot set."""
+
 _MODELS_OWN: Final = frozenset(("aside.model_path", "aside.model_name", "aside.repository", "aside.repository_file"))
 _NAMES: Final = frozenset(("aside.model_url", "server.aliases", "server.tags", "server.model"))
 _DRAFT_REPOSITORY: Final = "--spec-draft-hf"
@@ -197,9 +199,9 @@ class ModelPresets:
         self.offline, self.hf_token = server.offline, server.hf_token
         self._strong = {target for target, origin in server.origins.items() if origin.kind in ("flag", "derived")}
         *self._weak, arguments = server.sources
-        self._arguments = [given for given in arguments if not _targets(given) & (_MODELS_OWN | _NAMES)]
+        self._arguments = [given for given in arguments if not targets_of(given) & (_MODELS_OWN | _NAMES)]
         self._weak = [
-            [given for given in source if not _targets(given) & (_MODELS_OWN | _NAMES)] for source in self._weak
+            [given for given in source if not targets_of(given) & (_MODELS_OWN | _NAMES)] for source in self._weak
         ]
         self._files = files
 
@@ -267,7 +269,7 @@ class ModelPresets:
         notes: list[str] = []
         of_all = _kept(common.flags, notes)
         own = _kept(section.flags, notes)
-        if known is not None and not any(_targets(given) & _MODELS_OWN for given in own):
+        if known is not None and not any(targets_of(given) & _MODELS_OWN for given in own):
             label = f"the file of {section.name}"  # a path: the name of a file that was found has no scheme
             own = [*own, GivenFlag(BY_NAME["--model"][0], label, (str(known[1].absolute()),), "file")]
         sources = (*self._weak, of_all, own, self._arguments)
@@ -308,7 +310,25 @@ class ModelPresets:
         return hidden
 
 
-def _targets(given: GivenFlag) -> set[str]:
+@dataclass(frozen=True, slots=True)
+class SettingsSource:
+    """The sources of a server's settings.
+
+    Attributes:
+        started: The settings that the server was started with.
+        read: Reads the sources again, and downloads nothing. Blocking. Raises as `resolve`.
+        presets: Makes the sources of several models from settings.
+        set_up_logging: Opens the log anew. Raises `OSError`.
+    """
+
+    started: Resolved
+    read: Callable[[], Resolved]
+    presets: Callable[[Resolved], ModelPresets]
+    set_up_logging: Callable[[ServerSettings], None]
+
+
+def targets_of(given: GivenFlag) -> set[str]:
+    """Return the targets that a flag sets, for example "server.port"."""
     action = given.flag.action
     return set(action.targets) if isinstance(action, Store) else set()
 
@@ -317,7 +337,7 @@ def _kept(flags: Sequence[GivenFlag], notes: list[str]) -> list[GivenFlag]:
     """Return the flags of a section that are about a model, with notes on the rest."""
     kept = []
     for given in flags:
-        if _targets(given) & _SERVERS_OWN:
+        if targets_of(given) & SERVERS_OWN:
             notes.append(f"{given.label} has no effect: it is a setting of the whole server")
         elif given.flag.action_of(given.texts[-1]) == SPECULATION:
             notes.append(f"{given.label} has no effect: {SPECULATION.way_out}")
@@ -337,7 +357,7 @@ def _as_ini(name: str, flags: Sequence[GivenFlag], options: Mapping[str, Any]) -
     lines = [f"[{name}]"]
     for given in flags:
         if not given.flag.secret:
-            is_path = _targets(given) & {"aside.model_path", "aside.mmproj_path", "server.model"}
+            is_path = targets_of(given) & {"aside.model_path", "aside.mmproj_path", "server.model"}
             text = Path(given.texts[-1]).name if is_path else given.texts[-1]
             lines.append(f"{given.flag.long_name.lstrip('-')} = {text}")
     lines += [f"{key} = {str(value).lower()}" for key, value in options.items()]

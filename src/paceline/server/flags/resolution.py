@@ -335,11 +335,13 @@ def resolve(
     *,
     default_config: Path | None = None,
     other_names: Callable[[], Collection[str]] = tuple,
+    downloads: bool = True,
 ) -> Resolved:
     """Return the settings. The command line wins over the environment, that over the file, that over the defaults.
 
     default_config: the config file that is read if none is named and it exists. other_names: returns the
-    names on its top level that are for other commands.
+    names on its top level that are for other commands. downloads: whether models that are given by name are looked for, and
+    downloaded; without them their settings have no path.
 
     Raises `InvalidParams` for a flag that is unknown, rejected or out of range, with the flag, the value and the way out;
     `ModelLoadError` if -c 0 needs the context length of a file that is no model, and the errors of a download.
@@ -348,6 +350,7 @@ def resolve(
     prints = _printed(arguments)
     if prints in ("help", "version"):
         return Resolved(ServerSettings(), prints)
+    downloads = downloads and prints is None
     config = _config_file((*variables, *arguments), files, default_config, other_names)
     variables = _without_model(variables, arguments)
     config = _without_model(config, [*variables, *arguments])
@@ -357,14 +360,14 @@ def resolve(
     _check_together(draft)
     if named is not None:
         path, needs_projector = draft.get("aside.model_path"), draft.get("engine.mmproj") is None
-        found = _download(draft, *named, path, downloads=prints is None, with_projector=needs_projector)
+        found = _download(draft, *named, path, downloads=downloads, with_projector=needs_projector)
         if found is not None:
             draft.put("server.model", found.path, draft.origin.name)
             if needs_projector and found.projector is not None:
                 draft.derive("engine.mmproj", str(found.projector), f"the projector of {draft.origin.name} {named[1]}")
     repository = draft.get("aside.draft_repository")
     if not is_router and repository is not None and draft.get("engine.draft_model") is not None:
-        found = _download(draft, "aside.draft_repository", repository, downloads=prints is None)
+        found = _download(draft, "aside.draft_repository", repository, downloads=downloads)
         if found is not None:
             draft.put("engine.draft_model", str(found.path), draft.origin.name)
     if not is_router:

@@ -17,6 +17,7 @@ from paceline.request import cache_scope
 from paceline.server.api_errors import ApiError, clean_message
 from paceline.server.request_context import HttpMiddleware, RequestContext, SpelledHeader
 from paceline.server.routes import error_response, facts_of
+from paceline.server.service import Server
 from paceline.server.settings import ApiKey, has_tenants
 
 ANY, LOCALHOST = "*", "localhost"
@@ -231,16 +232,23 @@ class ApiKeys(HttpMiddleware):
     """Require a key (401), except for public routes, and note the key's tenant. If there are no keys, all requests pass.
 
     A key without a tenant is an operator's key, as is each key of a server with a single tenant. Without keys every request is
-    an operator's.
+    an operator's. The keys are those of the server's settings at the time of a request.
     """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[ApiKey]) -> None:
+    def __init__(self, app: ASGIApp, server: Server) -> None:
         super().__init__(app)
+        self._server = server
+        self._read(server.settings.api_keys)
+
+    def _read(self, keys: tuple[ApiKey, ...]) -> None:
+        self._given = keys
         self._keys = [(_digest(key.secret.encode()), key.tenant) for key in keys]
         self._has_tenants = has_tenants(keys)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         context = RequestContext.of(scope)
+        if self._server.settings.api_keys is not self._given:
+            self._read(self._server.settings.api_keys)
         if not self._keys:
             context.is_operator = True
         elif (key := self._find(dict(scope["headers"]))) is not None:

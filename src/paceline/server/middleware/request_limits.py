@@ -44,13 +44,13 @@ class HeaderLimit(HttpMiddleware):
 class RequestLimit(HttpMiddleware):
     """Count requests in flight: 429 beyond `max_requests`, 503 while the server drains.
 
-    While it drains, running requests can still be cancelled. is_shared: whether tenants leave room to one another: a tenant may
-    have three requests for each free place.
+    While it drains, running requests can still be cancelled. If there are several tenants, a tenant may have three requests for
+    each free place.
     """
 
-    def __init__(self, app: ASGIApp, service: Server, max_requests: int, *, is_shared: bool = False) -> None:
+    def __init__(self, app: ASGIApp, service: Server, max_requests: int) -> None:
         super().__init__(app)
-        self._service, self._max_requests, self._is_shared = service, max_requests, is_shared
+        self._service, self._max_requests = service, max_requests
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         facts = facts_of(scope)
@@ -70,7 +70,7 @@ class RequestLimit(HttpMiddleware):
             return ServerDraining().api_error
         count, num_own = self._service.in_flight.count, self._service.in_flight.count_of(tenant)
         num_free = self._max_requests - count
-        if num_free > 0 and not (self._is_shared and num_own >= _SHARE * num_free):
+        if num_free > 0 and not (self._service.body_budget.is_shared and num_own >= _SHARE * num_free):
             return None
         wait_s = self._service.retry_after_s()
         message = f"{count} requests are in flight, which is this server's limit; try again later"

@@ -90,11 +90,19 @@ class RoutedModels:
 
         Meanwhile requests for a changed model wait for its new version. Raises `InvalidParams`; then nothing is changed.
         """
+        await (await self._begin_reload(self._source))
+
+    async def begin_reload(self, settings: ServerSettings, presets: ModelPresets) -> asyncio.Task[None]:
+        """Begin to reload with other settings and sources, which are kept. Returns the rest of the reload."""
+        return await self._begin_reload(PresetSources(settings, presets))
+
+    async def _begin_reload(self, source: PresetSources) -> asyncio.Task[None]:
         async with self._reloading:
-            presets, limits = await asyncio.to_thread(self._source.read)
+            presets, limits = await asyncio.to_thread(source.read)
+            self._source = source
             replacing = asyncio.create_task(self._replace(presets, limits))
             await asyncio.sleep(0)  # it has begun then, so that the next reload replaces these presets
-        await replacing
+        return replacing
 
     async def _replace(self, presets: Mapping[str, ModelPreset], limits: ManagerSettings) -> None:
         """Replace the models, at once, and wait for the end of the models that are unloaded."""

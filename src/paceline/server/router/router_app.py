@@ -303,6 +303,12 @@ class RouterService(Server):
 
     # ---- life
 
+    def apply(self, settings: ServerSettings) -> None:
+        """Take over settings, as in `Server`, and the tenants of all engines. Models have settings of their own."""
+        super().apply(settings)
+        for service in self.models.services():
+            service.expect_tenants()
+
     async def start(self) -> None:
         """Begin to load the models that are loaded on startup."""
         await self.models.start()
