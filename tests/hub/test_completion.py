@@ -42,6 +42,7 @@ def environment(commands: Path, **more: str) -> dict[str, str]:
         (["serve", "--ctx-s"], ["--ctx-size"]),
         (["serve", "-m", "hf", ":", "us"], ["user/tiny:Q4_K_M"]),
         (["serve", "--port", ""], []),
+        (["serve", "--isolation", "t"], ["thread"]),
         (["embed", "--pooling", "m"], ["mean"]),
         (["launch", "c"], ["claude", "codex"]),
         (["trace", ""], ["show"]),

@@ -281,7 +281,7 @@ class RawCommand(TyperCommand):
         formatter.write_usage(ctx.command_path, "[FLAG [VALUE]]...")
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        """Return the long names of the flags of `serve`, or after -m names of models. A file completes other values."""
+        """Return the long names of the flags of `serve`, or values of a flag: names of models, or of a fixed choice."""
         from paceline.server.flags.table import BY_NAME, SWITCH
 
         name, equals, value = incomplete.partition("=")
@@ -289,8 +289,9 @@ class RawCommand(TyperCommand):
         flag, is_true = BY_NAME.get(asked, (None, True))
         if flag is not None and is_true and flag.metavar not in ("", SWITCH):
             word = value if equals else incomplete
-            names = model_names(word) if flag.long_name == "--model" else []
-            return [ShellWord(each) for each in names]
+            choice = flag.metavar.split("|") if "|" in flag.metavar else []  # a file completes other values
+            names = model_names(word) if flag.long_name == "--model" else choice
+            return [ShellWord(each) for each in names if each.startswith(word)]
         return [
             ShellWord(each, flag.text)
             for each, (flag, _) in BY_NAME.items()
