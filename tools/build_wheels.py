@@ -120,14 +120,17 @@ def name_licenses(wheel: Path, programs: Path, out: Path) -> Path:
     return Path(shutil.copy(made, out))
 
 
-def check(wheel: Path, target: str) -> None:
-    """End the program if a wheel is too large or has not the files that it should have."""
+def check(wheel: Path, target: str) -> str:
+    """Return the facts of a wheel. Ends the program if it is too large or has not the files that it should have."""
     with zipfile.ZipFile(wheel) as file:
         names = set(file.namelist())
         (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
         named = set(re.findall(r"^License-File: (.+)$", file.read(metadata).decode(), re.MULTILINE))
     licenses = metadata.removesuffix("METADATA") + "licenses/"
-    needed = {f"paceline/_native_{TARGETS[target]}.so", "paceline/_processor.so", "paceline/webui/index.html"}
+    needed = {f"paceline/_native_{TARGETS[target]}.so"}
+    needed |= {
+        f"paceline/{name}" for name in ("_processor.so", "webui/index.html", "demo/paceline-demo.gguf", "py.typed")
+    }
     needed |= {licenses + name for name in LICENSE_FILES | named}
     if unnamed := sorted({name.removeprefix(licenses) for name in names if name.startswith(licenses)} - named):
         sys.exit(f"the metadata of {wheel} does not name its licences {', '.join(unnamed)}")
@@ -138,7 +141,8 @@ def check(wheel: Path, target: str) -> None:
     size = wheel.stat().st_size
     if size > MOST_BYTES:
         sys.exit(f"{wheel} has {size:,} bytes, more than {MOST_BYTES:,}")
-    print(f"{wheel}: {size / 2**20:.1f} MiB, {sum(name.endswith('.so') for name in names)} libraries")
+    libraries = sum(name.endswith(".so") for name in names)
+    return f"{size / 2**20:.1f} MiB, {libraries} libraries, {len(named)} licences"
 
 
 def main() -> None:
@@ -157,7 +161,8 @@ def main() -> None:
         compilers = write_compilers(work, programs, target)
         for python in options.python or ["3.11", "3.12"]:
             wheel = build(python, target, compilers, work)
-            check(name_licenses(repair(wheel, programs), programs, options.out.absolute()), target)
+            made = name_licenses(repair(wheel, programs), programs, options.out.absolute())
+            print(f"{made}: {check(made, target)}")
 
 
 if __name__ == "__main__":
