@@ -19,12 +19,14 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.server.router_world import FakeLoader
 from tests.server.running import LONG_S
 from tests.server.stand_in import StandInLLM
 from tests.unit.server.flags.world import FakeFiles
 
 from paceline.server.flags import ModelPresets, SettingsSource, resolve
 from paceline.server.flags.table import FLAGS, Store
+from paceline.server.router.router_app import build_router_app
 from paceline.server.service import Service
 from paceline.server.serving import LIVE, SettingsReload
 from paceline.server.settings import ApiKey, ServerSettings
@@ -197,6 +199,47 @@ def test_new_connections_get_the_new_certificate(tmp_path: Path) -> None:
         (tmp_path / "certificate.pem").write_text("broken")
         await reload.run()
         assert len(loaded) == 1
+
+    asyncio.run(main())
+
+
+def test_a_router_reads_its_models_again(caplog: pytest.LogCaptureFixture) -> None:
+    """Presets, limits and flags of models take effect; a broken file of presets changes neither models nor keys."""
+    config, presets = "[serve]\nmodels-preset = 'p.ini'\nmodels-max = 2\nport = 1\n", "[small]\nmodel = small.gguf\n"
+    files = FakeFiles({CONFIG: config, "p.ini": presets})
+
+    def read() -> Any:
+        return resolve(["--config", CONFIG], {}, files, downloads=False)  # type: ignore[arg-type]
+
+    def models_of(found: Any) -> ModelPresets:
+        return ModelPresets(found, files)  # type: ignore[arg-type]
+
+    async def main() -> None:
+        source = SettingsSource(read(), read, models_of, lambda _: None)
+        service = build_router_app(
+            source.started.settings,
+            models_of(source.started),
+            FakeLoader(),  # type: ignore[arg-type]
+        ).state.service
+        reload = SettingsReload(service, source, None, service.models)
+        await service.start()
+        files.contents[CONFIG] = (
+            config.replace("= 2", "= 3").replace("= 1", "= 2") + "ctx-size = 1024\napi-key = 'one'\n"
+        )
+        files.contents["p.ini"] = presets + "[large]\nmodel = large.gguf\n"
+        await reload.run()
+        assert [preset.name for preset in service.models.presets()] == ["small", "large"]
+        manager = service.models.manager
+        assert (manager.settings.max_loaded, manager.entry("small").options["n_ctx"]) == (3, 1024)
+        (level, text) = lines(caplog)[0]
+        assert level == "WARNING" and text.endswith("; a restart is needed for --port")
+        assert all(name in text for name in ("--models-max", "--ctx-size", "API keys (1 now)"))
+        files.contents |= {CONFIG: config + "api-key = 'two'\n", "p.ini": "broken"}
+        await reload.run()
+        assert "neither [SECTION] nor KEY" in lines(caplog)[0][1]
+        assert [key.secret for key in service.settings.api_keys] == ["one"]
+        assert [preset.name for preset in service.models.presets()] == ["small", "large"]
+        await service.aclose()
 
     asyncio.run(main())
 
