@@ -13,6 +13,7 @@ from paceline.engine.core import Ask
 from paceline.engine.disk_blocks import ModelFolder
 from paceline.engine.disk_cache import DiskOptions, DiskTier
 from paceline.kv_cache import DiskBlocks, DiskLookup, Namespace, Save, SavedState, SaveState
+from paceline.observability.metrics import Metrics
 from paceline.testing.fake_backend import FakeState
 
 
@@ -27,7 +28,7 @@ class StoreAtOnce:
             has_states=kind != "attention",
         )
         self.folder = ModelFolder(folder, model)
-        self.tier = DiskTier(self.folder, self.options, lambda key: key.encode().ljust(16), FakeState.of)
+        self.tier = DiskTier(self.folder, self.options, lambda key: key.encode().ljust(16), FakeState.of, Metrics())
         self.found: deque[tuple[DiskLookup, DiskBlocks]] = deque()
         self.num_unsaved = 0
 

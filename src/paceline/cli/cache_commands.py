@@ -46,7 +46,7 @@ def ls(*, folder: Folder = None, as_json: AsJson = False) -> None:
             "id": model,
             "model": ", ".join(map(str, about(root, model).get("files", ()))),
             "files": len(files),
-            "tokens": sum(file.name.num_tokens for file in files if file.name is not None and not file.name.is_state),
+            "tokens": sum(file.name.num_cells for file in files if file.name is not None),
             "bytes": sum(file.num_bytes for file in files),
             "used": max(file.used_ns for file in files) / 1e9,
         }

@@ -43,7 +43,7 @@ from dataclasses import dataclass
 from heapq import nlargest
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -62,7 +62,7 @@ _MOST_COMPARED = 8  # files of one beginning, of which a part may be used
 _MOST_TOKENS = 1 << 20  # of one file
 _MODEL = re.compile("[0-9a-f]{32}")
 _ABOUT, _PART = "about.json", ".part"
-_PART_AGE_NS = 3600 * 10**9  # of a file whose writer has ended
+_PART_AGE_NS = 600 * 10**9  # of a file whose writer has ended: no write takes as long
 _KEPT = 0.9  # of the limit, after least recently used files have left
 
 
@@ -75,6 +75,11 @@ class BlockName:
     first_id: int
     end_hash: bytes
     is_state: bool
+
+    @property
+    def num_cells(self) -> int:
+        """The tokens with cells in the file; none in that of a state."""
+        return 0 if self.is_state else self.num_tokens
 
     def __str__(self) -> str:
         suffix = ".state" if self.is_state else ".cells"
@@ -317,21 +322,45 @@ def files_of(root: Path) -> Iterator[FoundFile]:
                     yield FoundFile(Path(entry.path), model.name, name, status.st_size, status.st_mtime_ns)
 
 
-def evict(root: Path, max_bytes: int) -> tuple[int, int]:
-    """Delete least recently used files until they fit; return the bytes that stay and the number of deleted files.
+class EvictedBlocks(NamedTuple):
+    """What `evict` has done.
 
-    Several processes may do so at once: a file that another one has deleted counts as deleted.
+    Attributes:
+        num_bytes_left: Bytes of the files that stay.
+        num_blocks, num_tokens, num_bytes: Of the deleted files.
+    """
+
+    num_bytes_left: int
+    num_blocks: int
+    num_tokens: int
+    num_bytes: int
+
+
+def evict(root: Path, max_bytes: int) -> EvictedBlocks:
+    """Delete least recently used files until the rest fits, and the files of writers that have ended.
+
+    Several processes may do so at once. A file that another process has deleted is gone, but was not evicted here. A file that
+    cannot be deleted stays, and others leave in its place.
     """
     now_ns, found = time.time_ns(), list(files_of(root))
-    num_bytes, num_deleted = sum(file.num_bytes for file in found), 0
+    num_bytes = sum(file.num_bytes for file in found)
+    evicted: list[tuple[BlockName, int]] = []
     is_full = num_bytes > max_bytes
     for file in sorted(found, key=lambda file: file.used_ns):
         is_left_behind = file.name is None and abs(now_ns - file.used_ns) > _PART_AGE_NS
         if is_left_behind or (is_full and file.name is not None and num_bytes > _KEPT * max_bytes):
-            with suppress(OSError):
+            try:
                 file.path.unlink()
-            num_bytes, num_deleted = num_bytes - file.num_bytes, num_deleted + 1
-    return num_bytes, num_deleted
+            except FileNotFoundError:
+                pass
+            except OSError:
+                continue
+            else:
+                if file.name is not None:
+                    evicted.append((file.name, file.num_bytes))
+            num_bytes -= file.num_bytes
+    num_tokens, num_deleted_bytes = sum(name.num_cells for name, _ in evicted), sum(size for _, size in evicted)
+    return EvictedBlocks(num_bytes, len(evicted), num_tokens, num_deleted_bytes)
 
 
 def about(root: Path, model: str) -> dict[str, Any]:

@@ -42,6 +42,7 @@ from paceline.kv_cache import (
     SavedState,
     SaveState,
 )
+from paceline.observability.metrics import Metrics
 from paceline.runtime import build_info
 from paceline.runtime.sequence_state import layout_fingerprint
 from paceline.sequence import Limits
@@ -60,7 +61,7 @@ _RETRY_S: Final = 30.0  # after a file could not be written
 _MOST_TOUCHED: Final = 4096  # paths whose time is remembered
 _MOST_WAITING: Final = 64  # searches, and uses to mark, while a disk does not answer
 _NICENESS: Final = 10
-_CLOSE_S: Final = 5.0  # for what is left to write when the engine ends
+_CLOSE_S: Final = 5.0  # for what is left to write when the engine ends; a worker has ten to leave
 _FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
 
 
@@ -88,6 +89,7 @@ class DiskTier:
         options: See there.
         fingerprint: Identifies the content of a loaded adapter by its key. Raises `AdapterNotFound`.
         restore: Makes saved cells of their positions and bytes.
+        metrics: Counts blocks and searches.
     """
 
     def __init__(
@@ -96,8 +98,10 @@ class DiskTier:
         options: DiskOptions,
         fingerprint: Callable[[str], bytes],
         restore: Callable[[int, int, Any], SavedState],
+        metrics: Metrics,
     ) -> None:
         self._folder, self._options, self._fingerprint, self._restore = folder, options, fingerprint, restore
+        self.metrics = metrics
         self._speed = _FIRST_SPEED
         self._num_bytes: int | None = None  # of all models, as far as known
         self._scanned_s = 0.0
@@ -107,6 +111,12 @@ class DiskTier:
 
     def find(self, lookup: DiskLookup) -> list[FoundBlock]:
         """Return the files to read for a lookup, in order of their path, the state last; none if computing is cheaper."""
+        found = self._find(lookup)
+        if not found:
+            self.metrics.count_lookup(is_hit=False)
+        return found
+
+    def _find(self, lookup: DiskLookup) -> list[FoundBlock]:
         try:
             found = self._found(lookup)
             reach = max([block.reach for block in found], default=0)
@@ -142,7 +152,12 @@ class DiskTier:
         return [*(block for block in cells if block.start < state.reach and block.reach > lookup.num_cells), state]
 
     def read(self, lookup: DiskLookup, found: Sequence[FoundBlock]) -> DiskBlocks:
-        """Return what these files hold, up to the first that cannot be read."""
+        """Return the ranges and states in these files, up to the first file that cannot be read."""
+        blocks = self._read(lookup, found)
+        self.metrics.count_lookup(is_hit=bool(blocks))
+        return blocks
+
+    def _read(self, lookup: DiskLookup, found: Sequence[FoundBlock]) -> DiskBlocks:
         blocks: list[tuple[Save | SaveState, SavedState]] = []
         for block in found:
             begin = time.perf_counter()
@@ -154,11 +169,15 @@ class DiskTier:
                     "a file of the disk cache is deleted, and its tokens are computed: %s: %s", block.name, error
                 )
                 self._folder.discard(block.name)
+                self.metrics.count_blocks("damaged", block.name.num_cells, 0)
                 return [] if self._options.has_states else blocks
             except OSError:  # another process may have deleted it
                 return [] if self._options.has_states else blocks
-            if stored.payload.nbytes >= _TELLING_BYTES:
-                speed = stored.payload.nbytes / max(1e-9, time.perf_counter() - begin)
+            num_bytes, read_s = stored.payload.nbytes, time.perf_counter() - begin
+            self.metrics.count_blocks("read", block.name.num_cells, num_bytes)
+            self.metrics.note_disk(read_s=read_s)
+            if num_bytes >= _TELLING_BYTES:
+                speed = num_bytes / max(1e-9, read_s)
                 self._speed += _GAIN * (speed - self._speed)
             tokens = lookup.tokens[: block.start * TOKEN_BYTES] + stored.tokens
             end = len(tokens) // TOKEN_BYTES
@@ -173,7 +192,7 @@ class DiskTier:
     # ---- writing
 
     def write(self, save: Save | SaveState, data: Any) -> None:
-        """Write saved cells or a saved state, if no file has them. Raises `OSError`."""
+        """Write saved cells or a saved state, if no file has them. Raises `OSError`, also if there is no room for the file."""
         try:
             path = self._folder.hasher(self._identity(save.namespace))
         except PacelineError:  # the adapter is gone, and so are the requests that would need it
@@ -187,11 +206,19 @@ class DiskTier:
         path.update(ids)
         first = 0 if is_state else int.from_bytes(ids[:TOKEN_BYTES], "little", signed=True)
         name = BlockName(start_hash, end - start, first, path.digest(), is_state)
+        begin = time.perf_counter()
         num_bytes = self._folder.write(name, b"" if is_state else ids, data.start, data.end, data.payload)
+        self.metrics.note_disk(write_s=time.perf_counter() - begin)
         if self._num_bytes is None or self._num_bytes + num_bytes > self._options.max_bytes:
             self.evict(self._options.max_bytes)
+            if num_bytes and (self._num_bytes or 0) > self._options.max_bytes:
+                self._folder.discard(name)
+                raise OSError(errno.EACCES, "it is larger than its limit, and its files cannot be deleted")
         else:
             self._num_bytes += num_bytes
+            self.metrics.note_disk(self._num_bytes)
+        if num_bytes:
+            self.metrics.count_blocks("written", name.num_cells, num_bytes)
 
     def touch(self, namespace: Namespace, tokens: bytes) -> None:
         """Mark the files of a path as used now."""
@@ -212,10 +239,14 @@ class DiskTier:
 
     def evict(self, max_bytes: int) -> None:
         """Delete least recently used files of all models until they fit."""
-        self._num_bytes, num_deleted = evict(self._folder.root, max_bytes)
-        self._scanned_s = time.monotonic()
-        if num_deleted:
-            _log.info("%d files left the disk cache, which has %d MiB now", num_deleted, self._num_bytes >> 20)
+        evicted = evict(self._folder.root, max_bytes)
+        self._num_bytes, self._scanned_s = evicted.num_bytes_left, time.monotonic()
+        self.metrics.note_disk(evicted.num_bytes_left)
+        if evicted.num_blocks:
+            self.metrics.count_blocks("evicted", evicted.num_tokens, evicted.num_bytes, evicted.num_blocks)
+            _log.info(
+                "%d files left the disk cache, which has %d MiB now", evicted.num_blocks, evicted.num_bytes_left >> 20
+            )
 
     def make_room(self) -> None:
         """Delete a tenth of the files, after the disk was full."""
@@ -253,7 +284,7 @@ class DiskCache:
         self._wake = threading.Condition()
         self._unwritten: deque[tuple[Save | SaveState, SavedState]] = deque()
         self._used: dict[tuple[Namespace, bytes], None] = {}
-        self._num_pending = 0
+        self._num_pending = self._num_lost = 0
         self._is_unsaved = self._is_closed = self._has_warned = False
         self._busy_s = self._retry_s = 0.0
         self._threads = [
@@ -268,14 +299,24 @@ class DiskCache:
             thread.start()
 
     def close(self) -> None:
-        """Write what is left, for a limited time, and end the threads."""
+        """Write the ranges that wait, for a limited time, and end the threads. The rest is lost, with a warning."""
+        due_s = time.monotonic() + _CLOSE_S
         with self._wake:
             self._is_closed = True
             self._wake.notify_all()
         self._searches.put(None)
-        for thread in self._threads:
+        for thread in reversed(self._threads):  # the writer first: it has more to do
             if thread.ident is not None:
-                thread.join(_CLOSE_S)
+                thread.join(max(0.0, due_s - time.monotonic()))
+        with self._wake:
+            for save, data in self._unwritten:
+                self._lose(save, data)
+            self._unwritten.clear()
+            if self._num_lost:
+                _log.warning(
+                    "%d MiB of prefixes were not written to the disk cache, and are computed again: it was too slow, or failed",
+                    self._num_lost >> 20,
+                )
 
     # ---- DiskStore
 
@@ -283,10 +324,16 @@ class DiskCache:
         """Write saved cells or a saved state soon, unless too much waits for it."""
         with self._wake:
             self._busy_s = time.monotonic()
-            if self._num_pending + data.nbytes <= self._max_pending and self._busy_s >= self._retry_s:
-                self._num_pending += data.nbytes
-                self._unwritten.append((save, data))
-                self._wake.notify_all()
+            if self._num_pending + data.nbytes > self._max_pending or self._busy_s < self._retry_s or self._is_closed:
+                self._lose(save, data)
+                return
+            self._num_pending += data.nbytes
+            self._unwritten.append((save, data))
+            self._wake.notify_all()
+
+    def _lose(self, save: Save | SaveState, data: SavedState) -> None:
+        self._num_lost += data.nbytes
+        self._tier.metrics.count_blocks("lost", save.end - save.start if isinstance(save, Save) else 0, data.nbytes)
 
     def look_up(self, lookup: DiskLookup) -> bool:
         """Hand a search to the reader, and wait two milliseconds at most to know that nothing is there.
@@ -337,6 +384,7 @@ class DiskCache:
         if sys.platform == "linux":  # elsewhere the number of a thread may be that of another process
             with suppress(OSError):  # a sandbox may forbid it
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        self._guarded(self._tier.scan)
         while self._turn():
             pass
 
@@ -357,13 +405,15 @@ class DiskCache:
                 self._tell(lambda engine: engine.scheduler.kv_cache.save_idle())
             return not self._is_closed
         save, data = item
-        self._write(save, data)
+        is_written = self._write(save, data)
         with self._wake:
             self._num_pending -= data.nbytes
+            if not is_written:
+                self._lose(save, data)
             self._used[(save.namespace, save.tokens)] = None
         return True
 
-    def _write(self, save: Save | SaveState, data: SavedState) -> None:
+    def _write(self, save: Save | SaveState, data: SavedState) -> bool:
         try:
             self._tier.write(save, data)
             self._has_warned = False
@@ -377,6 +427,9 @@ class DiskCache:
                 _log.warning("the disk cache cannot be written, and is tried again later: %s", error)
         except Exception:  # noqa: BLE001 - the engine goes on
             _log.warning("a range could not be written to the disk cache", exc_info=True)
+        else:
+            return True
+        return False
 
     def _tell(self, begin: Callable[[Engine], None]) -> None:
         """Have the engine's thread do something before its next tick; it may have ended."""
@@ -408,7 +461,12 @@ _PENDING_SHARE: Final = 2  # half of host memory may wait to be written; most of
 
 
 def open_disk_cache(
-    config: EngineConfig, limits: Limits, backend: Backend, fingerprint: bytes, facts: dict[str, Any]
+    config: EngineConfig,
+    limits: Limits,
+    backend: Backend,
+    fingerprint: bytes,
+    facts: dict[str, Any],
+    metrics: Metrics,
 ) -> DiskCache | None:
     """Return the disk cache of an engine; None if it has none. facts: about the model, for people.
 
@@ -436,7 +494,8 @@ def open_disk_cache(
         has_states=not limits.can_share_part,
     )
     model = layout_fingerprint(fingerprint, (build_info().llama_cpp_commit,))
-    tier = DiskTier(ModelFolder(folder, model, facts), options, backend.adapter_fingerprint, backend.saved_cells)
+    cells = ModelFolder(folder, model, facts)
+    tier = DiskTier(cells, options, backend.adapter_fingerprint, backend.saved_cells, metrics)
     _log.info("disk cache: prefixes are kept in %s, at most %d MiB of all models", folder, max_bytes >> 20)
     return DiskCache(tier, options)
 

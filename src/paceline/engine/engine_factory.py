@@ -46,6 +46,7 @@ from paceline.errors import (
     Unsupported,
     named_error,
 )
+from paceline.observability.metrics import Instruments
 from paceline.params import SamplingParams
 from paceline.runtime import (
     Adapter,
@@ -67,7 +68,6 @@ from paceline.runtime.memory import mebibytes
 from paceline.runtime.rpc import LENT_DEVICE
 from paceline.runtime.sequence_state import layout_fingerprint
 from paceline.runtime.step import StepRow
-from paceline.scheduling.records import TelemetrySink
 from paceline.scheduling.scheduler import Scheduler
 from paceline.scheduling.strategies import resolve_strategy
 from paceline.sequence import Limits
@@ -471,7 +471,7 @@ class Parts:
 
 
 def assemble(
-    make: Callable[[EngineArguments], Parts], arguments: EngineArguments, clock: Clock, sink: TelemetrySink
+    make: Callable[[EngineArguments], Parts], arguments: EngineArguments, clock: Clock, sink: Instruments
 ) -> Parts:
     """Make a backend, and put scheduler and drafters together with it.
 
@@ -486,7 +486,7 @@ def assemble(
             drafter = place.filled(drafter, parts.draft.drafter)
         attach_heads(drafter, parts.backend)
         fingerprint = layout_fingerprint(parts.fingerprint + parts.projector, _written_ns(parts.model))
-        parts.disk = open_disk_cache(config, parts.limits, parts.backend, fingerprint, _facts(parts))
+        parts.disk = open_disk_cache(config, parts.limits, parts.backend, fingerprint, _facts(parts), sink.metrics)
     except BaseException:
         for end in (*(() if parts.encoder is None else (parts.encoder.close,)), *parts.at_end):
             end()

@@ -50,6 +50,7 @@ _EIGHTHS = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
 _KINDS = ("generate", "embed")
 _SOURCES = ("running", "device", "host", "disk")
 _PLACES = ("device", "host")
+_BLOCK_EVENTS = ("read", "written", "evicted", "damaged", "lost")
 _REASONS = tuple(reason.value for reason in ENGINE_REASONS)
 
 
@@ -125,6 +126,29 @@ SLOW_READERS = _counter(
     "outcome",
     ("paused", "cancelled"),
 )
+DISK_BYTES = _gauge(
+    "disk_cache_bytes", "bytes", "Size of the disk cache's folder, of all models and processes, as of the last look."
+)
+DISK_LOOKUPS = _counter(
+    "disk_cache_lookups",
+    "lookups",
+    "Searches of the disk cache: a hit has read a prefix; after a miss the tokens are computed.",
+    "outcome",
+    ("hit", "miss"),
+)
+DISK_BLOCKS = _counter(
+    "disk_cache_blocks",
+    "blocks",
+    "Blocks (files) of the disk cache. Damaged ones were deleted; lost ones were not written, for want of time or of a disk.",
+    "event",
+    _BLOCK_EVENTS,
+)
+DISK_TOKENS = _counter(
+    "disk_cache_tokens", "tokens", "Tokens with cells in these blocks; a state has none.", "event", _BLOCK_EVENTS
+)
+DISK_BLOCK_BYTES = _counter("disk_cache_block_bytes", "bytes", "Sizes of these blocks.", "event", _BLOCK_EVENTS)
+DISK_READ_S = _counter("disk_cache_read_seconds", "seconds", "Seconds in which blocks were read from the disk cache.")
+DISK_WRITE_S = _counter("disk_cache_write_seconds", "seconds", "Seconds in which blocks were written to it.")
 RESTARTS = _counter("engine_restarts", "restarts", "Restarts after the worker process died.")
 
 METRICS: Final = tuple(value for value in tuple(globals().values()) if isinstance(value, Metric))

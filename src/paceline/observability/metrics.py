@@ -106,6 +106,8 @@ class Instruments(Instrument):
         self._changing = threading.Lock()
         self._members: tuple[Instrument, ...] = ()
         self._listeners: Mapping[str, _Listeners] = dict.fromkeys(HOOKS, ())
+        self.metrics = own if isinstance(own, Metrics) else Metrics()
+        """The engine's own metrics, for events without a hook."""
         if own is not None:
             self.add(own)
         for index, instrument in enumerate(_listed(instruments)):
@@ -342,6 +344,26 @@ class Metrics(Instrument):
         with self._lock:
             self._count(table.EVICTIONS, 1, source)
             self._count(table.EVICTED, num_tokens, source)
+
+    def count_lookup(self, *, is_hit: bool) -> None:
+        """Count a search of the disk cache. This and the next two: any thread, no hook."""
+        with self._lock:
+            self._count(table.DISK_LOOKUPS, 1, "hit" if is_hit else "miss")
+
+    def count_blocks(self, event: str, num_tokens: int, num_bytes: int, num_blocks: int = 1) -> None:
+        """Count blocks of the disk cache. event: a label of `metric_table.DISK_BLOCKS`."""
+        with self._lock:
+            self._count(table.DISK_BLOCKS, num_blocks, event)
+            self._count(table.DISK_TOKENS, num_tokens, event)
+            self._count(table.DISK_BLOCK_BYTES, num_bytes, event)
+
+    def note_disk(self, num_bytes: int | None = None, *, read_s: float = 0.0, write_s: float = 0.0) -> None:
+        """Note the size of the disk cache, if it is known, and times of the disk."""
+        with self._lock:
+            if num_bytes is not None:
+                self._gauge(table.DISK_BYTES, num_bytes)
+            self._count(table.DISK_READ_S, read_s)
+            self._count(table.DISK_WRITE_S, write_s)
 
     def engine_restarted(self, now_s: float) -> None:  # noqa: ARG002
         """Count a restart; no sequence is in a slot any more."""

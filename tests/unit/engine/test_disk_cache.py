@@ -23,15 +23,26 @@ def rig(folder: Path, kind: str = "attention", **options: Any) -> DiskRig:
     return DiskRig(folder / "kv", kind=kind, **options)
 
 
+def written(folder: Path, *prompts: list[int], kind: str = "attention", **options: Any) -> DiskRig:
+    """An engine that has computed these prompts and written them. options: of the requests."""
+    made = rig(folder, kind)
+    for prompt in prompts:
+        made.ask(prompt, **options)
+        made.settle()
+    return made
+
+
+def counted(made: DiskRig, name: str, label: str) -> float:
+    return made.store.tier.metrics.snapshot().number(f"paceline_disk_cache_{name}_total", label)
+
+
 def blocks(folder: Path) -> list[FoundFile]:
     return sorted(files_of(folder / "kv"), key=lambda file: str(file.path))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_another_engine_starts_from_the_disk(tmp_path: Path, kind: str) -> None:
-    first = rig(tmp_path, kind)
-    first.ask(text(1500))
-    first.settle()
+    written(tmp_path, text(1500), kind=kind)
     second = rig(tmp_path, kind)
     outcome = second.ask(text(1500) + text(40, 5), 6)
     assert outcome.terminal is not None and outcome.terminal.usage is not None
@@ -46,14 +57,11 @@ def test_another_engine_starts_from_the_disk(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_prompt_that_branches_off_starts_from_what_it_shares(tmp_path: Path, kind: str) -> None:
-    first = rig(tmp_path, kind)
-    first.ask(text(700) + text(500, 1))
-    first.ask(text(700) + text(300, 2))
-    first.ask(text(700) + text(300, 2) + text(100, 3))
-    first.settle()
+    shared, branch = text(700), text(300, 2)
+    written(tmp_path, shared + text(500, 1), shared + branch, shared + branch + text(100, 3), kind=kind)
     second = rig(tmp_path, kind)
-    fork = second.ask(text(700) + text(300, 4), 5)
-    longer = second.ask(text(700) + text(300, 2) + text(100, 3) + text(50, 7), 5)
+    fork = second.ask(shared + text(300, 4), 5)
+    longer = second.ask(shared + branch + text(100, 3) + text(50, 7), 5)
     second.check_output_as_alone(fork, longer)
     if kind in ("attention", "hybrid", "sliding_window"):
         assert second.computed(fork) <= 300 + 5 + 64  # places of states may be a little before the branch
@@ -62,9 +70,7 @@ def test_a_prompt_that_branches_off_starts_from_what_it_shares(tmp_path: Path, k
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_requests_in_a_namespace_of_their_own_find_nothing_of_others(tmp_path: Path, kind: str) -> None:
-    first = rig(tmp_path, kind)
-    first.ask(text(600), tenant="one")
-    first.settle()
+    written(tmp_path, text(600), kind=kind, tenant="one")
     for options in ({"tenant": "two"}, {"tenant": "one", "cache_salt": "x"}, {}):
         second = rig(tmp_path, kind)
         assert second.shared(second.ask(text(600), **options)) == []
@@ -104,9 +110,7 @@ def test_images_are_found_by_their_contents(tmp_path: Path, kind: str) -> None:
     def media(content: bytes) -> list[MediaItem]:
         return [MediaItem(50, 30, 6, content)]
 
-    first = rig(tmp_path, kind)
-    first.ask(text(600), media=media(b"a picture"))
-    first.settle()
+    written(tmp_path, text(600), kind=kind, media=media(b"a picture"))
     second = rig(tmp_path, kind)
     other = second.ask(text(600), media=media(b"another"))
     assert sum(count for count, _ in second.shared(other)) <= 50
@@ -132,9 +136,7 @@ def test_a_long_prefix_is_saved_in_several_ticks(
 def test_folders_and_files_are_private(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        first = rig(tmp_path)
-        first.ask(text(600))
-        first.settle()
+        written(tmp_path, text(600))
     finally:
         os.umask(before)
     found = blocks(tmp_path)
@@ -147,9 +149,7 @@ def test_folders_and_files_are_private(tmp_path: Path) -> None:
 
 def test_what_is_there_is_not_written_again(tmp_path: Path) -> None:
     for _ in range(2):
-        world = rig(tmp_path)
-        world.ask(text(900))
-        world.settle()
+        written(tmp_path, text(900))
     before = {file.path: file.path.stat().st_ino for file in blocks(tmp_path)}
     third = rig(tmp_path, limits={"host_bytes": 4_000})  # too small to keep what it reads, and so computed again
     third.ask(text(900))
@@ -162,9 +162,7 @@ def test_what_is_there_is_not_written_again(tmp_path: Path) -> None:
 def test_a_damaged_file_costs_its_tokens(tmp_path: Path, kind: str, damage: str) -> None:
     chance = random.Random(f"{kind} {damage}")
     for _ in range(12):
-        first = rig(tmp_path, kind)
-        first.ask(text(1200))
-        first.settle()
+        written(tmp_path, text(1200), kind=kind)
         paths = [file.path for file in blocks(tmp_path)]
         path = chance.choice(paths)
         data = bytearray(path.read_bytes())
@@ -190,9 +188,7 @@ def test_a_damaged_file_costs_its_tokens(tmp_path: Path, kind: str, damage: str)
 
 
 def test_a_damaged_file_is_deleted_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    first = rig(tmp_path)
-    first.ask(text(600))
-    first.settle()
+    written(tmp_path, text(600))
     path = blocks(tmp_path)[0].path
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
@@ -200,14 +196,13 @@ def test_a_damaged_file_is_deleted_with_a_warning(tmp_path: Path, caplog: pytest
     second = rig(tmp_path)
     second.ask(text(600))
     assert "its checksum does not match" in caplog.text
+    assert counted(second, "blocks", "damaged") == 1
     assert path.read_bytes() != data  # computed and written again
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("nothing")])
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path, make: Any) -> None:
-    first = rig(tmp_path)
-    first.ask(text(1200))
-    first.settle()
+    written(tmp_path, text(1200))
     for file in blocks(tmp_path):
         file.path.unlink()
         make(file.path)
@@ -219,9 +214,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path, make: Any) -> None:
 
 
 def test_files_of_other_names_are_left_alone(tmp_path: Path) -> None:
-    first = rig(tmp_path)
-    first.ask(text(600))
-    first.settle()
+    written(tmp_path, text(600))
     shard = blocks(tmp_path)[0].path.parent
     foreign = [shard / "notes.txt", shard / "xx-1-2-yy.cells", shard / ".hidden", tmp_path / "kv" / "README"]
     for path in foreign:
@@ -233,17 +226,15 @@ def test_files_of_other_names_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_least_recently_used_files_leave_and_paths_have_no_gaps(tmp_path: Path) -> None:
-    first = rig(tmp_path)
-    for seed in range(6):
-        first.ask(text(1100, seed))
-        first.settle()
+    first = written(tmp_path, *[text(1100, seed) for seed in range(6)])
     for seed in (0, 1):
         first.store.tier._touched.clear()
         first.ask(text(1100, seed))
     num_bytes = sum(file.num_bytes for file in blocks(tmp_path))
-    left, num_deleted = evict(tmp_path / "kv", num_bytes // 2)
-    assert left == sum(file.num_bytes for file in blocks(tmp_path)) <= num_bytes // 2
-    assert num_deleted
+    evicted = evict(tmp_path / "kv", num_bytes // 2)
+    assert evicted.num_bytes_left == sum(file.num_bytes for file in blocks(tmp_path)) <= num_bytes // 2
+    assert evicted.num_bytes == num_bytes - evicted.num_bytes_left
+    assert evicted.num_blocks
     second = rig(tmp_path)
     for seed in (0, 1):
         assert second.shared(second.ask(text(1100, seed))) == [(1099, "disk")]
@@ -263,12 +254,14 @@ def test_the_limit_holds_while_it_writes(tmp_path: Path) -> None:
         first.settle()
         assert sum(file.num_bytes for file in blocks(tmp_path)) <= 100_000
     assert blocks(tmp_path)
+    for name in ("blocks", "tokens", "block_bytes"):
+        assert 0 < counted(first, name, "evicted") < counted(first, name, "written")
+    left = counted(first, "block_bytes", "written") - counted(first, "block_bytes", "evicted")
+    assert left == sum(file.num_bytes for file in blocks(tmp_path))
 
 
 def test_two_processes_may_evict_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = rig(tmp_path)
-    first.ask(text(2000))
-    first.settle()
+    written(tmp_path, text(2000))
     listing = disk_blocks.files_of
 
     def raced(root: Path) -> Any:
@@ -278,14 +271,49 @@ def test_two_processes_may_evict_at_once(tmp_path: Path, monkeypatch: pytest.Mon
         return iter(found)
 
     monkeypatch.setattr(disk_blocks, "files_of", raced)
-    assert evict(tmp_path / "kv", 0)[0] == 0
+    num_blocks = len(blocks(tmp_path))
+    evicted = evict(tmp_path / "kv", 0)
+    assert evicted.num_bytes_left == 0
+    assert evicted.num_blocks == num_blocks // 2  # the other process counts the rest
     assert not blocks(tmp_path)
 
 
+def test_a_file_that_cannot_be_deleted_stays_and_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others leave in its place."""
+    written(tmp_path, *[text(1100, seed) for seed in range(4)])
+    oldest, *others = sorted(blocks(tmp_path), key=lambda file: file.used_ns)
+    keep(monkeypatch, oldest.path)
+    limit = oldest.num_bytes + others[-1].num_bytes
+    evicted = evict(tmp_path / "kv", limit)
+    assert oldest.path.exists()
+    assert evicted.num_bytes_left == sum(file.num_bytes for file in blocks(tmp_path)) <= limit
+    assert evicted.num_blocks == 1 + len(others) - len(blocks(tmp_path))
+
+
+def test_the_limit_holds_if_no_file_can_be_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path, text(1100))
+    before = blocks(tmp_path)
+    keep(monkeypatch, *[file.path for file in before])
+    second = rig(tmp_path, of_store={"max_bytes": sum(file.num_bytes for file in before)})
+    second.check_output_as_alone(second.ask(text(1100, 1), 4))
+    second.settle()
+    assert blocks(tmp_path) == before
+
+
+def keep(monkeypatch: pytest.MonkeyPatch, *paths: Path) -> None:
+    """Let nobody delete these files, as a folder with a sticky bit does with files of another user."""
+    unlink = Path.unlink
+
+    def deny(path: Path, **options: Any) -> None:
+        if path in paths:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        unlink(path, **options)
+
+    monkeypatch.setattr(Path, "unlink", deny)
+
+
 def test_what_a_killed_writer_left_is_ignored_and_later_deleted(tmp_path: Path) -> None:
-    first = rig(tmp_path)
-    first.ask(text(600))
-    first.settle()
+    written(tmp_path, text(600))
     left = blocks(tmp_path)[0].path.parent / ".77.88.part"
     left.write_bytes(b"half")
     evict(tmp_path / "kv", 1 << 30)
@@ -297,9 +325,7 @@ def test_what_a_killed_writer_left_is_ignored_and_later_deleted(tmp_path: Path) 
 
 
 def test_a_folder_that_is_deleted_is_made_again(tmp_path: Path) -> None:
-    first = rig(tmp_path)
-    first.ask(text(600))
-    first.settle()
+    first = written(tmp_path, text(600))
     remove(tmp_path / "kv", [file.model for file in blocks(tmp_path)])
     assert not blocks(tmp_path)
     first.ask(text(600, 1))
@@ -323,10 +349,7 @@ def test_an_engine_goes_on_if_nothing_can_be_written(
 
 
 def test_a_disk_that_is_full_from_the_start_costs_a_part_of_the_files(tmp_path: Path) -> None:
-    first = rig(tmp_path)
-    for seed in range(6):
-        first.ask(text(1100, seed))
-        first.settle()
+    written(tmp_path, *[text(1100, seed) for seed in range(6)])
     num_bytes = sum(file.num_bytes for file in blocks(tmp_path))
     second = rig(tmp_path)
     second.store.tier.make_room()  # before it has written anything
@@ -334,9 +357,7 @@ def test_a_disk_that_is_full_from_the_start_costs_a_part_of_the_files(tmp_path: 
 
 
 def test_a_sequence_waits_for_the_disk_and_others_do_not(tmp_path: Path) -> None:
-    first = rig(tmp_path)
-    first.ask(text(1500))
-    first.settle()
+    written(tmp_path, text(1500))
     second = rig(tmp_path)
     slow = second.begin(text(1500), 2)
     second.tick()
@@ -349,9 +370,7 @@ def test_a_sequence_waits_for_the_disk_and_others_do_not(tmp_path: Path) -> None
 
 
 def test_a_disk_that_takes_too_long_is_not_waited_for(tmp_path: Path) -> None:
-    first = rig(tmp_path)
-    first.ask(text(1500))
-    first.settle()
+    written(tmp_path, text(1500))
     second = rig(tmp_path)
     slow = second.begin(text(1500), 2)
     second.tick()
@@ -368,9 +387,7 @@ def test_a_disk_that_takes_too_long_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_request_that_is_cancelled_while_it_waits_leaves_nothing(tmp_path: Path) -> None:
-    first = rig(tmp_path)
-    first.ask(text(1500))
-    first.settle()
+    written(tmp_path, text(1500))
     second = rig(tmp_path)
     outcome = second.begin(text(1500), 2)
     second.tick()
@@ -380,9 +397,7 @@ def test_a_request_that_is_cancelled_while_it_waits_leaves_nothing(tmp_path: Pat
 
 
 def test_sequences_that_begin_alike_read_their_beginning_once(tmp_path: Path) -> None:
-    first = rig(tmp_path)
-    first.ask(text(1500))
-    first.settle()
+    written(tmp_path, text(1500))
     second = rig(tmp_path)
     outcomes = [second.begin(text(1500) + text(30, seed), 2) for seed in range(1, 4)]
     second.tick()
@@ -393,9 +408,7 @@ def test_sequences_that_begin_alike_read_their_beginning_once(tmp_path: Path) ->
 
 
 def test_what_is_slower_to_read_is_computed(tmp_path: Path) -> None:
-    first = rig(tmp_path)
-    first.ask(text(1500))
-    first.settle()
+    written(tmp_path, text(1500))
     second = rig(tmp_path)
     second.ask(text(600, 4))  # it knows what a token costs
     second.store.tier._speed = 1.0  # byte a second

@@ -22,8 +22,10 @@ from paceline.config import EngineConfig
 from paceline.engine import disk_cache
 from paceline.engine.disk_blocks import ModelFolder, files_of
 from paceline.engine.disk_cache import DiskCache, DiskOptions, DiskTier
+from paceline.engine.worker import worker_engine
 from paceline.errors import InvalidParams, InvalidType
 from paceline.kv_cache import DiskLookup, Save
+from paceline.observability.metrics import Metrics
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.streaming import Usage
@@ -112,7 +114,7 @@ def test_prefixes_survive_a_sleep(tmp_path: Path) -> None:
 def test_an_engine_without_host_memory_has_no_disk_cache(tmp_path: Path) -> None:
     backend, config = FakeBackend(), EngineConfig(disk_cache=tmp_path / "kv")
     limits = dataclasses.replace(limits_of(backend, 8), host_bytes=0)
-    assert disk_cache.open_disk_cache(config, limits, backend, b"", {}) is None  # type: ignore[arg-type]
+    assert disk_cache.open_disk_cache(config, limits, backend, b"", {}, Metrics()) is None  # type: ignore[arg-type]
 
 
 def test_the_folder_and_its_size_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -140,11 +142,16 @@ def test_a_folder_that_nobody_named_is_only_warned_of(
     assert "disk_cache: the folder cannot be made or read" in caplog.text
 
 
+def store_of(folder: Path, metrics: Metrics | None = None) -> DiskCache:
+    """A store that keeps at most a thousand bytes, and whose threads do not run."""
+    options = DiskOptions(max_bytes=1000, max_pending=1000, has_cells=True, has_states=False)
+    model = ModelFolder(folder / "kv", b"m" * 16)
+    return DiskCache(DiskTier(model, options, lambda _: b"", FakeState.of, metrics or Metrics()), options)
+
+
 def test_little_waits_for_a_disk_that_does_not_answer(tmp_path: Path) -> None:
     """As if both threads hung in a call: there is a bound for searches, for uses and for bytes to write."""
-    options = DiskOptions(max_bytes=1000, max_pending=1000, has_cells=True, has_states=False)
-    tier = DiskTier(ModelFolder(tmp_path, b"m" * 16), options, lambda _: b"", FakeState.of)
-    hung = DiskCache(tier, options)
+    hung = store_of(tmp_path)
     lookup = DiskLookup(namespace=(), tokens=b"", num_known=0, num_cells=0, token_s=0.0, max_bytes=1, due_s=0.0)
     assert [hung.look_up(lookup) for _ in range(70)].count(True) == 64
     for number in range(100):
@@ -162,8 +169,7 @@ def test_a_full_disk_costs_files_once_whatever_waits(tmp_path: Path, monkeypatch
     rooms: list[None] = []
     monkeypatch.setattr(DiskTier, "write", fail)
     monkeypatch.setattr(DiskTier, "make_room", lambda _: rooms.append(None))
-    options = DiskOptions(max_bytes=1000, max_pending=1000, has_cells=True, has_states=False)
-    store = DiskCache(DiskTier(ModelFolder(tmp_path, b"m" * 16), options, lambda _: b"", FakeState.of), options)
+    store = store_of(tmp_path)
     for number in range(5):
         store.put(Save(0, number, number + 1, ((), "", ""), b"1234"), FakeState(number, (1,)))
     assert len(store._unwritten) == 5
@@ -181,13 +187,60 @@ def test_a_tick_waits_once_for_a_disk_that_is_slow(tmp_path: Path, monkeypatch: 
             waits.append(timeout or 0.0)
             return self.is_set()
 
-    options = DiskOptions(max_bytes=1000, max_pending=1000, has_cells=True, has_states=False)
-    tier = DiskTier(ModelFolder(tmp_path, b"m" * 16), options, lambda _: b"", FakeState.of)
-    store = DiskCache(tier, options)  # whose reader answers nothing
+    store = store_of(tmp_path)  # whose reader answers nothing
     monkeypatch.setattr(disk_cache, "threading", SimpleNamespace(Event=Event))
     lookup = DiskLookup(namespace=(), tokens=b"", num_known=0, num_cells=0, token_s=0.0, max_bytes=1, due_s=0.0)
     assert all(store.look_up(lookup) for _ in range(10))
     assert len(waits) == 1
+
+
+def test_metrics_count_the_blocks_that_are_written_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a worker; the sizes of files are more than the cells in them, by their heads and token ids."""
+    monkeypatch.setattr(worker_engine, "_STATS_S", 60.0)
+    with engine(disk_cache=tmp_path / "kv", sleep_idle_s=SHORT_S) as one:
+
+        def number(name: str, label: str | None = None) -> float:
+            return one.stats().number(f"paceline_disk_cache_{name}", label)
+
+        read(start(one, text(900), max_tokens=20, ignore_eos=True))
+        until_asleep(one)
+        found = [file for file in files_of(tmp_path / "kv") if file.name is not None]
+        assert number("lookups_total", "miss") == 1
+        assert number("blocks_total", "written") == len(found)
+        assert number("tokens_total", "written") == 919
+        assert number("block_bytes_total", "written") == sum(file.num_bytes for file in found)
+        assert number("write_seconds_total") > 0
+        read(start(one, text(900), max_tokens=20, ignore_eos=True))
+        assert number("lookups_total", "hit") == 1
+        assert number("blocks_total", "read") >= 1
+        assert number("tokens_total", "read") >= 899
+        assert 0 < number("block_bytes_total", "read") < number("block_bytes_total", "written")
+        assert number("read_seconds_total") > 0
+        assert number("bytes") == sum(file.num_bytes for file in found)
+
+
+def test_ranges_that_are_not_written_are_counted_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """At the end of an engine with a disk that hangs, and when too much waits."""
+    metrics = Metrics()
+    store = store_of(tmp_path, metrics)
+    for number in range(3):
+        store.put(Save(0, number, number + 60, (), b""), FakeState(number, (1,) * 60))  # two of 480 bytes are let in
+    lost = {"label": "lost"}
+    assert metrics.snapshot().number("paceline_disk_cache_tokens_total", **lost) == 60
+    store.close()
+    assert metrics.snapshot().number("paceline_disk_cache_tokens_total", **lost) == 180
+    assert metrics.snapshot().number("paceline_disk_cache_block_bytes_total", **lost) == 1440
+    assert "prefixes were not written to the disk cache" in caplog.text
+
+
+def test_an_engine_that_ends_loses_nothing_while_the_disk_keeps_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = client(tmp_path)
+    ask(one, text(900))
+    one.close()
+    assert one.stats().number("paceline_disk_cache_blocks_total", "lost") == 0
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("options", [{"disk_cache_bytes": 0}, {"disk_cache_bytes": -1}])

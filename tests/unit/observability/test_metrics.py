@@ -79,6 +79,13 @@ def test_the_names_are_stable() -> None:
         "paceline_preemptions_total",
         "paceline_preempted_tokens_total",
         "paceline_slow_readers_total",
+        "paceline_disk_cache_bytes",
+        "paceline_disk_cache_lookups_total",
+        "paceline_disk_cache_blocks_total",
+        "paceline_disk_cache_tokens_total",
+        "paceline_disk_cache_block_bytes_total",
+        "paceline_disk_cache_read_seconds_total",
+        "paceline_disk_cache_write_seconds_total",
         "paceline_engine_restarts_total",
     )
 

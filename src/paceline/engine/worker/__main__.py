@@ -131,7 +131,8 @@ class Worker:
         return self._preparer
 
     def _end(self) -> None:
-        """Note the end of the engine's thread."""
+        """Note the end of the engine's thread, and report the metrics: much of the disk cache is written at the end."""
+        self._report()
         self._has_ended = True
         self._wake()
 
