@@ -26,8 +26,18 @@ ADDRESS = re.compile(r"https?://\S+")
 class Served:
     """One run of the server. lines: the last lines that it wrote to stderr. url: of its root, known once it listens."""
 
-    def __init__(self, *flags: str, is_ready: bool = True, num_descriptors: int | None = None, **env: str) -> None:
-        """is_ready: waits for the model; otherwise only for the port. num_descriptors: the limit, soft and hard."""
+    def __init__(
+        self,
+        *flags: str,
+        is_ready: bool = True,
+        num_descriptors: int | None = None,
+        is_session: bool = False,
+        **env: str,
+    ) -> None:
+        """is_ready: waits for the model; otherwise only for the port. num_descriptors: the limit, soft and hard.
+
+        is_session: with its worker it is a session, and so a group of processes, of its own.
+        """
         limited = () if num_descriptors is None else ("sh", "-c", f'ulimit -n {num_descriptors}; exec "$@"', "sh")
         self.lines: deque[str] = deque(maxlen=1000)
         self._more_lines = threading.Condition()
@@ -43,6 +53,7 @@ class Served:
             stderr=subprocess.PIPE,
             env=environment(**env),
             bufsize=0,
+            start_new_session=is_session,
         )
         self.pid = self._process.pid
         self._reader = threading.Thread(target=self._read, daemon=True)
