@@ -83,7 +83,7 @@ class Workload:
     max_gap_s: float = 0.3  # of a request that counts as good
 
 
-PACELINE = ("-np", "32", "-c", "32768")
+PACELINE = ("-np", "32", "-c", "32768", "--no-disk-cache")
 """The one configuration of paceline for every workload; a workload's own limits come behind it."""
 
 SCHEMA: Mapping[str, object] = {
