@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 from tests.exact import EXACT, assert_same_but_for_near_ties
 from tests.native.conftest import TinyModels
+from tests.pictures import picture
 from tests.polling import wait_until
 
 import paceline
 from paceline.engine.disk_blocks import files_of
 from paceline.testing.models import KINDS as SPECS
-from paceline.testing.models import write_lora
+from paceline.testing.models import LlavaVisionSpec, write_lora
 
 pytestmark = pytest.mark.native
 
@@ -63,6 +64,20 @@ def test_a_model_that_was_trained_further_reads_nothing_of_before(tiny_models: T
         os.utime(path, ns=(written_ns, written_ns))
         with paceline.LLM(path, disk_cache=tmp_path / "kv", **OPTIONS) as llm:
             assert llm.generate(PROMPT, max_tokens=1).usage.cached_tokens == num_cached
+
+
+def test_a_projector_that_was_trained_further_reads_nothing_of_before(tiny_models: TinyModels, tmp_path: Path) -> None:
+    """Under the same name, and with the same bytes where its fingerprint takes samples."""
+    path, projector = tmp_path / "model.gguf", tmp_path / "mmproj-model.gguf"
+    path.write_bytes(tiny_models("llama").read_bytes())
+    projector.write_bytes(tiny_models(LlavaVisionSpec()).read_bytes())
+    prompt = ["hello", paceline.Image(picture(5, 100, 60)), "what is it?"]
+    sources = []
+    for written_ns in (10**18, 10**18, 2 * 10**18):
+        os.utime(projector, ns=(written_ns, written_ns))
+        with paceline.LLM(path, disk_cache=tmp_path / "kv", **OPTIONS) as llm:
+            sources.append(llm.generate(prompt, max_tokens=1).usage.cached_from)
+    assert sources == [None, "disk", None]
 
 
 def test_adapters_are_known_by_their_contents(tiny_models: TinyModels, tmp_path: Path) -> None:

@@ -485,7 +485,7 @@ def assemble(
         if parts.draft is not None and parts.draft.drafter is not None:
             drafter = place.filled(drafter, parts.draft.drafter)
         attach_heads(drafter, parts.backend)
-        fingerprint = layout_fingerprint(parts.fingerprint + parts.projector, _written_ns(parts.model))
+        fingerprint = layout_fingerprint(parts.fingerprint + parts.projector, _written_ns(parts))
         parts.disk = open_disk_cache(config, parts.limits, parts.backend, fingerprint, _facts(parts), sink.metrics)
     except BaseException:
         for end in (*(() if parts.encoder is None else (parts.encoder.close,)), *parts.at_end):
@@ -501,10 +501,15 @@ def assemble(
     return parts
 
 
-def _written_ns(model: Model | None) -> list[int]:
-    """Return when the files of a model were written: its fingerprint is of samples, which further training may not change."""
-    paths: tuple[Path, ...] = getattr(model, "paths", ())
-    files = files_beside(paths[0]) if len(paths) == 1 else paths
+def _written_ns(parts: Parts) -> list[int]:
+    """Return when the files of a model and of its projector were written.
+
+    Their fingerprints are of samples, which further training may not change.
+    """
+    paths: tuple[Path, ...] = getattr(parts.model, "paths", ())
+    files = [*(files_beside(paths[0]) if len(paths) == 1 else paths)]
+    if parts.encoder is not None:
+        files.append(parts.encoder.path)
     return [path.stat().st_mtime_ns for path in files if path.exists()]
 
 

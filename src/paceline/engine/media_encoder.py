@@ -18,6 +18,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Final, Generic, TypeVar
 
 from paceline.clock import Clock
@@ -101,8 +102,13 @@ class MediaEncoder:
         return self._projector.modalities
 
     @property
+    def path(self) -> Path:
+        """The projector's file."""
+        return self._projector.path
+
+    @property
     def fingerprint(self) -> bytes:
-        """Identifies the projector's file."""
+        """Identifies the projector's file by samples."""
         return self._projector.fingerprint
 
     def measure(self, extent: MediaExtent) -> Parts:

@@ -96,6 +96,7 @@ def _waiting(sequence: WaitingSequence) -> dict[str, Any]:
         "waiting_s": round(sequence.waiting_s, 3),
         "is_preempted": sequence.is_preempted,
         "waits_for": sequence.waits_for,
+        "reads_disk": sequence.reads_disk,
         "priority": sequence.priority,
     }
 

@@ -510,7 +510,12 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WaitingSequence(msgspec.Struct, frozen=True, kw_only=True):
-    """A sequence without a slot. waits_for: key of the request that computes its prefix at the moment."""
+    """A sequence without a slot.
+
+    Attributes:
+        waits_for: Key of the request that computes its prefix at the moment.
+        reads_disk: Whether it waits for a read from the disk cache.
+    """
 
     key: int
     request_id: str | None
@@ -521,6 +526,7 @@ class WaitingSequence(msgspec.Struct, frozen=True, kw_only=True):
     waiting_s: float
     is_preempted: bool
     waits_for: int | None
+    reads_disk: bool
     priority: int
 
 

@@ -259,7 +259,7 @@ def waiting_sequences(queue: Iterable[Sequence], now_s: float) -> tuple[WaitingS
 
 
 def _waiting(sequence: Sequence, now_s: float) -> WaitingSequence:
-    request, waits_for = sequence.request, sequence.waits_for
+    request, waits_for, lookup = sequence.request, sequence.waits_for, sequence.lookup
     return WaitingSequence(
         key=request.key,
         request_id=request.options.request_id,
@@ -270,6 +270,7 @@ def _waiting(sequence: Sequence, now_s: float) -> WaitingSequence:
         waiting_s=now_s - request.submitted_s,
         is_preempted=sequence.num_preempted > 0,
         waits_for=waits_for.sequence.request.key if waits_for is not None and waits_for.is_pending else None,
+        reads_disk=lookup is not None and not lookup.is_done and now_s < lookup.due_s,
         priority=sequence.priority,
     )
 

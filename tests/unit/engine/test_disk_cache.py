@@ -5,7 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import random
+import shutil
 import stat
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +18,18 @@ from tests.disk_world import DiskRig
 from tests.unit.kv_cache.prefix_rig import KINDS, slow_saves, text
 
 from paceline.engine import disk_blocks
-from paceline.engine.disk_blocks import BlockName, FoundFile, about, evict, files_of, remove
-from paceline.kv_cache import MediaItem
+from paceline.engine.disk_blocks import (
+    BlockName,
+    EvictedBlocks,
+    FoundBlock,
+    FoundFile,
+    about,
+    evict,
+    files_of,
+    remove,
+)
+from paceline.kv_cache import DiskLookup, MediaItem
+from paceline.scheduling.telemetry import waiting_sequences
 
 
 def rig(folder: Path, kind: str = "attention", **options: Any) -> DiskRig:
@@ -278,6 +292,23 @@ def test_two_processes_may_evict_at_once(tmp_path: Path, monkeypatch: pytest.Mon
     assert not blocks(tmp_path)
 
 
+def test_several_processes_that_evict_at_once_delete_each_file_once_and_no_more_than_one_would(tmp_path: Path) -> None:
+    written(tmp_path, *[text(1100, seed) for seed in range(8)])
+    before = blocks(tmp_path)
+    limit = sum(file.num_bytes for file in before) // 2
+    at_once = threading.Barrier(4)
+
+    def take_part(_: int) -> EvictedBlocks:
+        at_once.wait()
+        return evict(tmp_path / "kv", limit)
+
+    with ThreadPoolExecutor(4) as pool:
+        evicted = list(pool.map(take_part, range(4)))
+    left = blocks(tmp_path)
+    assert sum(each.num_blocks for each in evicted) == len(before) - len(left)
+    assert 0.9 * limit - max(file.num_bytes for file in before) < sum(file.num_bytes for file in left) <= limit
+
+
 def test_a_file_that_cannot_be_deleted_stays_and_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others leave in its place."""
     written(tmp_path, *[text(1100, seed) for seed in range(4)])
@@ -324,12 +355,96 @@ def test_what_a_killed_writer_left_is_ignored_and_later_deleted(tmp_path: Path) 
     assert rig(tmp_path).ask(text(600)).terminal is not None
 
 
-def test_a_folder_that_is_deleted_is_made_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_a_folder_that_is_deleted_is_made_again(tmp_path: Path, is_whole: bool) -> None:
     first = written(tmp_path, text(600))
-    remove(tmp_path / "kv", [file.model for file in blocks(tmp_path)])
+    if is_whole:
+        shutil.rmtree(tmp_path / "kv")
+    else:
+        remove(tmp_path / "kv", [file.model for file in blocks(tmp_path)])
     assert not blocks(tmp_path)
-    first.ask(text(600, 1))
+    first.check_output_as_alone(first.ask(text(600, 1), 3))
     first.settle()
+    assert blocks(tmp_path)
+
+
+def test_a_folder_that_is_deleted_before_its_files_are_read_costs_their_tokens(tmp_path: Path) -> None:
+    written(tmp_path, text(1500))
+    second = rig(tmp_path)
+    find = second.store.tier.find
+
+    def find_and_lose(lookup: DiskLookup) -> list[FoundBlock]:
+        found = find(lookup)
+        assert found
+        shutil.rmtree(tmp_path / "kv")
+        return found
+
+    second.store.tier.find = find_and_lose  # type: ignore[method-assign]
+    outcome = second.ask(text(1500), 4)
+    assert second.shared(outcome) == []
+    second.check_output_as_alone(outcome)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_folder_that_cannot_be_written_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Files are not marked as used, and a damaged one cannot be deleted."""
+    written(tmp_path, text(1500), kind=kind)
+    before = blocks(tmp_path)
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "utime", fail)
+    for name in ("unlink", "mkdir", "replace"):
+        monkeypatch.setattr(Path, name, fail)
+    monkeypatch.setattr(disk_blocks, "_write_whole", fail)
+    second = rig(tmp_path, kind)
+    outcome = second.ask(text(1500) + text(40, 5), 4)
+    assert [source for _, source in second.shared(outcome)] == ["disk"]
+    second.settle()
+    second.check_output_as_alone(outcome)
+    data = bytearray(before[0].path.read_bytes())
+    data[-1] ^= 1
+    before[0].path.write_bytes(data)
+    third = rig(tmp_path, kind)
+    third.check_output_as_alone(third.ask(text(1500), 4), third.ask(text(1500), 4))
+    assert [file.path for file in blocks(tmp_path)] == [file.path for file in before]
+
+
+@pytest.mark.parametrize("jump_s", [-(10**8), 10**8])
+def test_a_clock_that_jumps_costs_at_most_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump_s: int) -> None:
+    """The clock is wrong while an engine writes, and right again for the next one."""
+    with monkeypatch.context() as wrong:
+        now_ns = time.time_ns
+        wrong.setattr(time, "time_ns", lambda: now_ns() + jump_s * 10**9)
+        first = written(tmp_path, text(1100), text(1100, 1))
+        first.check_output_as_alone(first.ask(text(1100) + text(40, 5), 4))
+    second = rig(tmp_path, of_store={"max_bytes": sum(file.num_bytes for file in blocks(tmp_path)) + 1000})
+    for seed in (2, 3, 0, 1):  # some leave for others, in whatever order
+        second.check_output_as_alone(second.ask(text(1100, seed), 4))
+        second.settle()
+    assert sum(file.num_bytes for file in blocks(tmp_path)) <= second.store.options.max_bytes
+
+
+def test_a_file_that_another_process_takes_for_left_behind_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its clock jumps in the middle of the write. The range can be written later."""
+    fsync = os.fsync
+
+    def sweep(handle: int) -> None:
+        fsync(handle)
+        now_ns = time.time_ns
+        with monkeypatch.context() as wrong:
+            wrong.setattr(time, "time_ns", lambda: now_ns() + 10**18)
+            evict(tmp_path / "kv", 1 << 40)
+
+    with monkeypatch.context() as swept:
+        swept.setattr(os, "fsync", sweep)
+        first = written(tmp_path, text(600))
+        first.check_output_as_alone(first.ask(text(600), 4))
+        assert not blocks(tmp_path)
+    written(tmp_path, text(600))
     assert blocks(tmp_path)
 
 
@@ -362,6 +477,7 @@ def test_a_sequence_waits_for_the_disk_and_others_do_not(tmp_path: Path) -> None
     slow = second.begin(text(1500), 2)
     second.tick()
     fast = second.begin(text(30, 9), 2)
+    assert [waiting.reads_disk for waiting in waiting_sequences(slow.request.sequences, second.clock.now())] == [True]
     second.tick(8)
     assert fast.terminal is not None
     assert not slow.is_started

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import threading
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -177,6 +178,39 @@ def test_a_full_disk_costs_files_once_whatever_waits(tmp_path: Path, monkeypatch
     assert rooms == [None]
     store.put(Save(0, 5, 6, ((), "", ""), b"1234"), FakeState(5, (1,)))  # nothing is taken meanwhile
     assert not store._unwritten
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_a_disk_that_fails_within_a_write_leaves_no_file_and_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
+) -> None:
+    """A part of a file fits. There is one warning, and requests are answered."""
+    written: list[int] = []
+
+    def write_some(handle: int, data: bytes) -> int:
+        if threading.current_thread().name != "paceline-disk-writer":
+            return write(handle, data)
+        written.append(handle)
+        if len(written) % 2:
+            return write(handle, bytes(data)[:10])
+        raise OSError(number, os.strerror(number))
+
+    write = os.write
+    monkeypatch.setattr(disk_cache, "_RETRY_S", 0.0)
+    monkeypatch.setattr(disk_cache, "_IDLE_S", SHORT_S)
+    with closing(client(tmp_path)) as one:
+        with monkeypatch.context() as full:
+            full.setattr(os, "write", write_some)
+            ids, _ = ask(one, text(900))
+            wait_until(lambda: one.stats().number("paceline_disk_cache_blocks_total", "lost") >= 1)
+            assert list(files_of(tmp_path / "kv")) == []
+        assert ask(one, text(900))[0] == ids
+        ask(one, text(900, 1))
+    assert len(written) >= 2
+    assert has_file(tmp_path)
+    assert caplog.text.count("the disk cache cannot be written, and is tried again later") == 1
+    with closing(client(tmp_path)) as later:
+        assert ask(later, text(900, 1) + text(20, 2))[1].cached_from == "disk"
 
 
 def test_a_tick_waits_once_for_a_disk_that_is_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

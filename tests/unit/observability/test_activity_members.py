@@ -95,7 +95,7 @@ def test_slots_queue_marks_and_trees_are_the_tenants_own() -> None:
     """Rows of others are counted."""
     wait = WaitingSequence(
         key=4, request_id="r", choice=0, tenant="red", num_prompt_tokens=9, num_generated=0, waiting_s=1.0,
-        is_preempted=False, waits_for=None, priority=0,
+        is_preempted=False, waits_for=None, reads_disk=False, priority=0,
     )  # fmt: skip
     node = TreeNode(
         id=1,

@@ -176,6 +176,7 @@ function QueueItem({ entry }: { entry: QueueEntry }): VNode {
       <span class="muted">{shownCount(entry.prompt_tokens)} tokens</span>
       {entry.is_preempted && <span class="state preempted">preempted</span>}
       {entry.waits_for !== null && <span class="state">waits for the prefix of #{entry.waits_for}</span>}
+      {entry.reads_disk && <span class="state">reads its prefix from the disk</span>}
       <span class="push">{shownSeconds(entry.waiting_s)}</span>
     </li>
   );

@@ -60,6 +60,7 @@ export interface QueueEntry {
   waiting_s: number;
   is_preempted: boolean;
   waits_for: number | null;
+  reads_disk: boolean;
   priority: number;
 }
 

@@ -29,7 +29,7 @@ from paceline.request import RequestOptions
 from paceline.scheduling.records import EmbeddingRequest, RequestEvent
 from paceline.sequence import GenerationState, Progress, Request
 
-PROTOCOL = 17
+PROTOCOL = 18
 _DEFAULT_PARAMS, _DEFAULT_OPTIONS = SamplingParams(), RequestOptions()
 
 
