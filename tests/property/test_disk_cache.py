@@ -161,9 +161,16 @@ class Schedule:
                 os.utime(file.path, (when, when))
 
 
+MANY = pytest.param(1000 // len(KINDS), marks=[pytest.mark.slow, pytest.mark.timeout(1800)])
+
+
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=12)
-@given(seed=st.integers(0, 2**32 - 1))
-def test_every_text_is_as_without_a_disk(kind: str, seed: int) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        Schedule(seed, kind, Path(folder)).run(25)
+@pytest.mark.parametrize("num_schedules", [12, MANY])
+def test_every_text_is_as_without_a_disk(kind: str, num_schedules: int) -> None:
+    @settings(max_examples=num_schedules)
+    @given(seed=st.integers(0, 2**32 - 1))
+    def check(seed: int) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            Schedule(seed, kind, Path(folder)).run(25)
+
+    check()
