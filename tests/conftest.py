@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,20 @@ pytest.register_assert_rewrite("tests.unit.kv_cache.prefix_rig")  # before a tes
 
 os.environ.setdefault("PACELINE_NO_DISK_CACHE", "1")  # servers of tests write no prefixes into the user's cache folder
 
+_BEGIN_S = pytest.StashKey[float]()  # when the first test started
 _EXIT_S = 120  # for the threads that tests have left
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--budget", type=float, metavar="S", help="start no test later than so many seconds after the first"
+    )
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    budget_s, now_s = item.config.getoption("--budget"), time.monotonic()
+    if budget_s is not None and now_s > item.config.stash.setdefault(_BEGIN_S, now_s) + budget_s:
+        pytest.skip("the seconds of --budget are over")
 
 
 def pytest_unconfigure() -> None:

@@ -14,16 +14,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Self
 
+from tests.ports import free_port
+
 from paceline.errors import RpcServerUnavailable
 from paceline.runtime.rpc import greet
 
 _START_S = 60.0
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 class LendingServer:

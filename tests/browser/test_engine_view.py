@@ -11,7 +11,7 @@ import pytest
 from tests.browser.chat_page import ChatPage, wait_count
 from tests.e2e.served import Served
 
-pytestmark = [pytest.mark.browser, pytest.mark.native, pytest.mark.slow]
+pytestmark = [pytest.mark.browser, pytest.mark.native, pytest.mark.full]
 
 Open = Callable[..., ChatPage]
 

@@ -12,7 +12,7 @@ from tests.browser.chat_page import ChatPage, wait_holds
 from tests.browser.relay import Relay
 from tests.e2e.served import Served
 
-pytestmark = [pytest.mark.browser, pytest.mark.native, pytest.mark.slow]
+pytestmark = [pytest.mark.browser, pytest.mark.native, pytest.mark.full]
 
 Open = Callable[..., ChatPage]
 

@@ -22,7 +22,7 @@ from paceline.testing.models import (
     write_model,
 )
 
-pytestmark = [pytest.mark.browser, pytest.mark.native, pytest.mark.slow]
+pytestmark = [pytest.mark.browser, pytest.mark.native, pytest.mark.full]
 
 Open = Callable[..., ChatPage]
 

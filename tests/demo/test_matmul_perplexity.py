@@ -19,7 +19,7 @@ from paceline.testing.models import write_requantised
 
 pytestmark = [
     pytest.mark.native,
-    pytest.mark.slow,
+    pytest.mark.full,
     pytest.mark.skipif(not build_info().own_matmul, reason="built without it: another tree or compiler"),
     pytest.mark.skipif(not kernels(), reason="this processor runs none of the kernels"),
 ]

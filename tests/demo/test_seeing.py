@@ -47,9 +47,10 @@ def replied(client: httpx.Client, messages: list[Any]) -> tuple[str, int]:
     return found["choices"][0]["message"]["content"], found["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
+@pytest.mark.full
 def test_what_is_required_of_it_holds_for_a_sample() -> None:
     """Of twenty-five pictures that were not in training; the model card has the figures of 300."""
-    with LLM(demo_vision_model_path()) as llm:
+    with LLM(demo_vision_model_path(), n_threads=1) as llm:
         rows = {row.name: row for row in measure(llm, 25, 0)}
     assert set(REQUIRED) <= set(rows)
     asked = sum((Counter(right=rows[name].right, total=rows[name].count) for name in REQUIRED), Counter())

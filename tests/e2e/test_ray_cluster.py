@@ -11,7 +11,7 @@ from tests.ray_cluster.local_cluster import LocalCluster
 
 pytestmark = [
     pytest.mark.ray,
-    pytest.mark.slow,
+    pytest.mark.full,
     pytest.mark.native,
     pytest.mark.timeout(600),
     pytest.mark.skipif(

@@ -16,7 +16,8 @@ from tests.e2e.commands import COMMAND, PROMPT, environment, generate, output, p
 from tests.e2e.served import LONG_S, Served
 from tests.exact import EXACT_FLAGS
 from tests.polling import wait_until
-from tests.rpc_world import LendingServer, free_port
+from tests.ports import free_port
+from tests.rpc_world import LendingServer
 
 from paceline.cli.machines import announce
 from paceline.runtime import Device, build_info

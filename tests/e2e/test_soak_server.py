@@ -35,7 +35,7 @@ each. In ten minutes it is some 1.5 MB; 60 bytes that every request left behind 
 
 pytestmark = [
     pytest.mark.native,
-    pytest.mark.slow,
+    pytest.mark.full,
     pytest.mark.timeout(SECONDS + 300),
     pytest.mark.skipif(sys.platform != "linux", reason="looks at processes as Linux shows them"),
 ]

@@ -24,7 +24,17 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
-    ("fuzzer", "count"), [("fuzz_gguf", 150), ("fuzz_adapter", 60), ("fuzz_state", 60), ("fuzz_media", 300)]
+    ("fuzzer", "count"),
+    [
+        ("fuzz_gguf", 30),
+        ("fuzz_adapter", 12),
+        ("fuzz_state", 12),
+        ("fuzz_media", 60),
+        pytest.param("fuzz_gguf", 150, marks=pytest.mark.full),
+        pytest.param("fuzz_adapter", 60, marks=pytest.mark.full),
+        pytest.param("fuzz_state", 60, marks=pytest.mark.full),
+        pytest.param("fuzz_media", 300, marks=pytest.mark.full),
+    ],
 )
 def test_damaged_files_end_in_typed_errors(fuzzer: str, count: int) -> None:
     """Damaged models, adapters, states, images and sounds are taken or refused by an error of ours; no process dies or hangs."""
@@ -36,6 +46,7 @@ def test_damaged_files_end_in_typed_errors(fuzzer: str, count: int) -> None:
     assert "error" in counts or fuzzer == "fuzz_state", counts
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not (source_folder() / "src").is_dir(), reason="llama.cpp's source is not on this machine")
 def test_files_under_the_names_of_other_architectures_end_in_typed_errors() -> None:
     """Tensors and sizes of a Llama under every name that llama.cpp knows: computed or refused; no process dies."""

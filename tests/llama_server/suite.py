@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import stat
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from tests.llama_server.launcher import MODELS
 from tests.llama_server.stand_ins import write_all, write_cache
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 EXCLUDED = (
@@ -98,7 +98,7 @@ class Suite:
     def _start(self, number: int, tests: Iterable[str]) -> subprocess.Popen[bytes]:
         wanted = self._folder / f"tests-{number}.json"
         wanted.write_text(json.dumps([f"unit/{test}" for test in tests]))
-        environment = self._environment(port=_free_port())
+        environment = self._environment(port=free_port())
         environment["PACELINE_SUITE_TESTS"] = str(wanted)
         environment["PACELINE_SUITE_OUTCOMES"] = str(self._folder / f"outcomes-{number}.jsonl")
         command = self._command("-q", "--timeout", str(TEST_TIMEOUT_S))
@@ -121,10 +121,3 @@ class Suite:
             "HF_HUB_CACHE": str(self._folder / "hub"),
             "PORT": str(port),
         }
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -49,7 +49,7 @@ def test_every_reason_is_given_and_used() -> None:
 
 
 @pytest.mark.native
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_sample_ends_as_the_list_has_it(suite: Suite) -> None:
     """`python -m tests.llama_server` runs all of them."""
     outcomes = suite.run(SAMPLE, jobs=2)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.native.tool_building import source_folder
 
-pytestmark = [pytest.mark.native, pytest.mark.slow]
+pytestmark = [pytest.mark.native, pytest.mark.full]
 COMPILER, EMULATOR = "aarch64-linux-gnu", "qemu-aarch64-static"
 NEEDED = {f"{COMPILER}-gcc": "gcc-aarch64-linux-gnu", f"{COMPILER}-g++": "g++-aarch64-linux-gnu"}
 NEEDED |= {EMULATOR: "qemu-user-static", "cmake": "cmake", "ninja": "ninja-build"}

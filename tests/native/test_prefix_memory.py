@@ -739,7 +739,7 @@ def test_cells_are_the_same_object_for_every_caller(llama_context: Context) -> N
 # ---- for a long time
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("kind", [None, "llama", "gemma3", "falcon-h1"])
 def test_nothing_is_lost_in_a_long_run(
     tiny_models: TinyModels, kind: str | None, monkeypatch: pytest.MonkeyPatch

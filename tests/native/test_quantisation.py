@@ -118,7 +118,7 @@ SLOW = ("IQ1_S", "IQ1_M", "IQ3_XXS", "IQ3_XS", "IQ3_S", "IQ3_M")  # llama.cpp ma
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in QUANTISATIONS]
+    "name", [pytest.param(name, marks=[pytest.mark.full] if name in SLOW else []) for name in QUANTISATIONS]
 )
 def test_every_quantisation_loads_and_has_its_type(source: Path, matrix: Path, tmp_path: Path, name: str) -> None:
     """The file computes, its matrices have the type, and the result has the numbers of the file."""

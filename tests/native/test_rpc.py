@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from tests.exact import EXACT, assert_same_but_for_near_ties
 from tests.polling import wait_until
-from tests.rpc_world import LendingServer, free_port, hello, replying, stand_in, stopped
+from tests.ports import free_port
+from tests.rpc_world import LendingServer, hello, replying, stand_in, stopped
 
 from paceline import LLM, estimate_memory
 from paceline.config import EngineConfig
@@ -318,7 +319,7 @@ def test_a_thread_may_not_lose_a_server() -> None:
         LLM(rpc="127.0.0.1:50052")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_peer_that_says_nothing_does_not_keep_the_server(server: LendingServer) -> None:
     """It serves one at a time, and hangs up on who connects without a greeting."""
     with socket.create_connection(("127.0.0.1", server.port)) as silent:

@@ -22,7 +22,7 @@ from paceline.engine.worker.supervisor import RestartLimits
 from paceline.engine.worker.worker_engine import WorkerEngine
 from paceline.streaming import FinishReason, Stream, StreamChunk
 
-pytestmark = [pytest.mark.native, pytest.mark.slow]
+pytestmark = [pytest.mark.native, pytest.mark.full]
 
 SECONDS = float(os.environ.get("PACELINE_SOAK_S", "20"))
 LONG_S = 60.0  # no wait of a test that passes takes so long

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import httpx
+from tests.ports import free_port
 
 START_S = 150.0
 STOP_S = 60.0
@@ -65,7 +65,7 @@ class LocalCluster:
         self._folder = tempfile.TemporaryDirectory(prefix="paceline-cluster-")
         self._log = Path(self._folder.name) / "log"
         self._replicas, self._most_replicas = replicas, replicas if most_replicas is None else most_replicas
-        self.port = _free_port()
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._process = self._start(self._config(num_slots), self._log)
 
@@ -186,9 +186,3 @@ def _children(pid: int) -> list[int]:
 
 def _command_line(pid: int) -> bytes:
     return Path(f"/proc/{pid}/cmdline").read_bytes()
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])

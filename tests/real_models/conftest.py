@@ -1,6 +1,6 @@
 """Real GGUF models, in the folder that PACELINE_REAL_MODELS names.
 
-    PACELINE_REAL_MODELS=FOLDER pytest tests/real_models -v -s
+    PACELINE_REAL_MODELS=FOLDER pytest -n 0 -v -s tests/real_models
 
 Each test names the file it needs and is skipped if the folder does not have it.
 """

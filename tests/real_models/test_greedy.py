@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 from benchmarks.peers.builds import Variant, build_info, find_llama_server
+from tests.ports import free_port
 from tests.real_models import texts
 from tests.real_models.conftest import RealModel
 
@@ -75,8 +75,7 @@ def _greedy(client: httpx.Client, prompt: str) -> list[tuple[int, dict[int, floa
 
 @contextmanager
 def _llama_server(program: Path, model: Path) -> Iterator[httpx.Client]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = [program, "-m", model, "--host", "127.0.0.1", "--port", str(port), "-np", "1", "-c", "1024"]
     with subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
         try:

@@ -15,7 +15,7 @@ SAMPLE = {name: attack for name, attack in find_attacks().items() if attack.samp
 
 
 @pytest.mark.native
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", SAMPLE)
 def test_quick_attacks_are_held(name: str) -> None:
     """Each attack of the sample stays within its bound."""

@@ -10,17 +10,13 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.ports import free_port
 from tests.server.running import LONG_S
 
 from paceline.server.listeners import CannotListen, Listeners, num_connections, url_of
 from paceline.server.settings import ServerSettings
 
 HAS_IPV6 = socket.has_dualstack_ipv6()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return int(one.getsockname()[1])
 
 
 def over(path: Path) -> httpx.Client:

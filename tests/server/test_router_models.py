@@ -65,7 +65,7 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_fifty_loads_of_a_model_leave_nothing_behind(routers: Callable[..., RunningServer], folder: Path) -> None:
     """Every unloaded model's service dies, no descriptor stays, and the process has no more memory than before."""
     server = routers("--models-dir", str(folder), "--no-spare-worker")

@@ -420,7 +420,7 @@ def test_a_trace_that_cannot_be_written_harms_no_request(caplog: pytest.LogCaptu
 # ---- deaths from outside
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_thirty_kills_under_load_lose_and_double_nothing() -> None:
     """Every stream is complete and equals the undisturbed run, whatever moment the worker was killed at."""
