@@ -21,6 +21,7 @@ from tests.e2e.commands import (
     paceline_,
     started,
 )
+from tests.sweeps import sampled
 
 import paceline
 from paceline.demo import demo_model_path
@@ -201,7 +202,7 @@ def test_a_slow_pipe_is_waited_for() -> None:
     assert done.stdout == b"A\n\nfoxx\n"
 
 
-@pytest.mark.parametrize("columns", [60, 80, 120])
+@pytest.mark.parametrize("columns", sampled([60, 80, 120], every=3))
 def test_a_terminal_breaks_lines_between_words(columns: int) -> None:
     """The lines equal the lines of the same text from a pipe, and none fills the terminal."""
     args = ("generate", PROMPT, "-t", "1", "-n", "120", "-s", "1", "-q", "--temp", "0")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.hub.stand_in_hub import StandInHub
 from tests.hub.test_commands import invoke, put_ollama
+from tests.sweeps import sampled
 
 HEAVY = "{'paceline._native', 'numpy', 'httpx'}"
 CODE = f"import atexit, sys\natexit.register(lambda: print(sorted({HEAVY} & sys.modules.keys()), file=sys.stderr))"
@@ -36,24 +37,27 @@ def environment(commands: Path, **more: str) -> dict[str, str]:
 @pytest.mark.skipif(shutil.which("bash") is None, reason="runs bash")
 @pytest.mark.parametrize(
     ("words", "found"),
-    [
-        (["pu"], ["pull"]),
-        (["generate", "--temp"], ["--temperature"]),
-        (["serve", "--ctx-s"], ["--ctx-size"]),
-        (["serve", "-m", "hf", ":", "us"], ["user/tiny:Q4_K_M"]),
-        (["serve", "--port", ""], []),
-        (["serve", "--isolation", "t"], ["thread"]),
-        (["embed", "--pooling", "m"], ["mean"]),
-        (["launch", "c"], ["claude", "codex"]),
-        (["trace", ""], ["show"]),
-        (["chat", "-m", ""], ["hf:user/tiny:Q4_K_M", "ollama:llama:1b"]),
-        (["chat", "-m", "hf", ":", "user/t"], ["user/tiny:Q4_K_M"]),
-        (["chat", "--model", "=", "ollama", ":"], ["llama:1b"]),
-        (["run", "user/tiny", ":"], ["Q4_K_M"]),
-        (["show", "user"], ["user/tiny:Q4_K_M"]),
-        (["nothing", "x"], []),
-        (["chat", "-m", "none"], []),
-    ],
+    sampled(
+        [
+            (["pu"], ["pull"]),
+            (["generate", "--temp"], ["--temperature"]),
+            (["serve", "--ctx-s"], ["--ctx-size"]),
+            (["serve", "-m", "hf", ":", "us"], ["user/tiny:Q4_K_M"]),
+            (["serve", "--port", ""], []),
+            (["serve", "--isolation", "t"], ["thread"]),
+            (["embed", "--pooling", "m"], ["mean"]),
+            (["launch", "c"], ["claude", "codex"]),
+            (["trace", ""], ["show"]),
+            (["chat", "-m", ""], ["hf:user/tiny:Q4_K_M", "ollama:llama:1b"]),
+            (["chat", "-m", "hf", ":", "user/t"], ["user/tiny:Q4_K_M"]),
+            (["chat", "--model", "=", "ollama", ":"], ["llama:1b"]),
+            (["run", "user/tiny", ":"], ["Q4_K_M"]),
+            (["show", "user"], ["user/tiny:Q4_K_M"]),
+            (["nothing", "x"], []),
+            (["chat", "-m", "none"], []),
+        ],
+        every=3,
+    ),
 )
 def test_bash(commands: Path, words: list[str], found: list[str]) -> None:
     """By the script that is installed, with words as bash breaks them, and nothing heavy loaded."""

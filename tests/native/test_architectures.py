@@ -1,6 +1,6 @@
 """Every architecture that can be made: computed in every way in which an engine reuses memory, and alone, to compare.
 
-Some of them are tried each time; all with `PACELINE_ARCHITECTURES=all pytest -m '' tests/native/test_architectures.py`.
+Some of them are tried each time; all with `PACELINE_ARCHITECTURES=all pytest -m full tests/native/test_architectures.py`.
 """
 
 from __future__ import annotations

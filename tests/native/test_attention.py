@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tests.native.attention_cases import LARGE, LATENT, MASKS, make, reference
+from tests.sweeps import sampled
 
 from paceline.errors import InvalidParams
 from paceline.runtime import build_info
@@ -77,8 +78,8 @@ KINDS = ["causal", "sequences", "interleaved", "random", "mixed", "numbers"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("cells", [64, 1000, 5000])
-@pytest.mark.parametrize("tokens", [24, 70])
+@pytest.mark.parametrize("cells", sampled([1000, 64, 5000], every=3))
+@pytest.mark.parametrize("tokens", sampled([24, 70], every=2))
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 def test_a_row_does_not_depend_on_what_is_computed_beside_it(
     kind: str, cells: int, tokens: int, heads: dict[str, int]
@@ -145,9 +146,9 @@ def test_a_row_does_not_depend_on_how_many_cells_there_are(seen: int) -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("where", ["keys", "values", "queries", "one key"])
-@pytest.mark.parametrize("cells", [128, 3000])
-@pytest.mark.parametrize("group", [1, 7, 24])
-@pytest.mark.parametrize("kind", ["sequences", "causal", "random", "mixed"])
+@pytest.mark.parametrize("cells", sampled([128, 3000], every=2))
+@pytest.mark.parametrize("group", sampled([1, 7, 24], every=2))
+@pytest.mark.parametrize("kind", sampled(["sequences", "causal", "random", "mixed"], every=3))
 def test_nonfinite_values_reach_only_rows_that_attend_to_them(
     bad: float, where: str, cells: int, group: int, kind: str
 ) -> None:

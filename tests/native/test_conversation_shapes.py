@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from tests.native.chat_templates import CHATML, TURNS, Messages, demo
+from tests.sweeps import sampled
 
 from paceline.chat import ChatFormat, ChatOptions
 from paceline.chat.conversation import OmittedAttachment, next_turn
@@ -179,7 +180,7 @@ def missing_tools(template: str, options: ChatOptions, text: str) -> list[str]:
     return [] if is_shown or options.tools is None else ["offered_tool"]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", sampled(SHAPES, every=4))
 def test_nothing_of_a_conversation_is_missing_from_its_prompt(llama_cpp_source: Path, shape: str) -> None:
     """In every template, without tools and with tools, which are shown too; exceptions are listed with their errors."""
     messages, wrong = SHAPES[shape], {}

@@ -125,6 +125,7 @@ def tool(tmp_path_factory: pytest.TempPathFactory) -> ArchitectureTool:
     return build_architecture_tool(tmp_path_factory.mktemp("tool"))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", chosen())
 def test_the_header_of_an_architecture_has_its_cache(
     tool: ArchitectureTool, tmp_path: Path, name: str, free: Callable[[int], None]

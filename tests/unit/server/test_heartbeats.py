@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from tests import virtual_time
 from tests.polling import async_wait_until
 
 from paceline.server.sse import NAMED_SSE, EventStream, EventWriter
@@ -108,7 +109,7 @@ def test_a_heartbeat_that_waits_for_the_client_is_sent_before_what_comes_after_i
         await running
         return kinds_in_order(client)
 
-    kinds = asyncio.run(run())
+    kinds = virtual_time.run(run())
     assert kinds[:3] == [b"opening", b"beat", b"event"]
     assert kinds.count(b"event") == num_batches + 1
 
@@ -128,7 +129,7 @@ def test_there_is_no_heartbeat_while_events_wait_for_the_client() -> None:
         await running
         return kinds_in_order(client)
 
-    assert asyncio.run(run()) == [b"opening", b"event"]
+    assert virtual_time.run(run()) == [b"opening", b"event"]
 
 
 def test_a_heartbeat_comes_one_interval_after_the_last_event() -> None:
@@ -146,4 +147,4 @@ def test_a_heartbeat_comes_one_interval_after_the_last_event() -> None:
         await running
         return kinds_in_order(client)
 
-    assert asyncio.run(run())[:3] == [b"opening", b"event", b"beat"]
+    assert virtual_time.run(run())[:3] == [b"opening", b"event", b"beat"]

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import httpx
 import pytest
 from tests.media_requests import FILE
+from tests.polling import async_wait_until
 
 from paceline.errors import InvalidParams, QueueFull
 from paceline.server import request_media
@@ -45,7 +46,7 @@ class Web:
         self.answers = answers or {}
         self.resolved: list[str] = []
         self.requests: list[httpx.Request] = []
-        self.num_open = self.most_open = 0
+        self.num_open = self.most_open = self.num_begun = 0
 
     async def resolve(self, host: str, port: int) -> list[str]:
         self.resolved.append(f"{host}:{port}")
@@ -286,7 +287,8 @@ class Held(httpx.AsyncByteStream):
     async def __aiter__(self) -> AsyncIterator[bytes]:
         self._web.num_open += 1
         self._web.most_open = max(self._web.most_open, self._web.num_open)
-        await asyncio.sleep(0.02)
+        self._web.num_begun += 1
+        await async_wait_until(lambda: self._web.num_open == request_media._MAX_OF_REQUEST or self._web.num_begun == 10)
         self._web.num_open -= 1
         yield FILE
 

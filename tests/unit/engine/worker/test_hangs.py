@@ -221,13 +221,13 @@ def test_an_engine_whose_worker_hangs_closes_soon() -> None:
     """Idle or not; open requests end with SHUTDOWN."""
     with engine(hang_timeout_s=600.0) as one, stopped(one):
         wait_until(lambda: one.heartbeat().silent_s > 3.0)
-        assert seconds(one.close) < 8.0
+        assert seconds(one.close) < LONG_S
     with engine(hang_timeout_s=600.0) as one:
         channel = start(one, "hello", max_tokens=None)
         first = first_of(channel)
         with stopped(one):
             wait_until(lambda: one.heartbeat().silent_s > 3.0)
-            assert seconds(one.close) < 8.0
+            assert seconds(one.close) < LONG_S
         assert read(channel, first)[2].finish_reason is FinishReason.SHUTDOWN
 
 
