@@ -31,14 +31,16 @@ _EXIT_S = 120  # for the threads that tests have left
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--budget", type=float, metavar="S", help="start no test later than so many seconds after the first"
+        "--budget", type=float, metavar="S", help="skip tests that by their time limit may end after S seconds"
     )
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     budget_s, now_s = item.config.getoption("--budget"), time.monotonic()
-    if budget_s is not None and now_s > item.config.stash.setdefault(_BEGIN_S, now_s) + budget_s:
-        pytest.skip("the seconds of --budget are over")
+    mark = item.get_closest_marker("timeout")
+    limit_s = float(mark.args[0] if mark else item.config.getini("timeout"))
+    if budget_s is not None and now_s + limit_s > item.config.stash.setdefault(_BEGIN_S, now_s) + budget_s:
+        pytest.skip("it might end after the seconds of --budget")
 
 
 def pytest_unconfigure() -> None:

@@ -124,7 +124,7 @@ def test_a_server_that_is_killed_in_a_write_continues_from_the_whole_files(
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    "seeds", [range(1), pytest.param(range(1, 51), marks=pytest.mark.slow)], ids=["a few", "fifty"]
+    "seeds", [range(1), pytest.param(range(1, 51), marks=pytest.mark.full)], ids=["a few", "fifty"]
 )
 def test_texts_are_right_whichever_process_is_killed_and_when(
     oracle: paceline.LLM, tmp_path: Path, seeds: range
