@@ -116,9 +116,11 @@ def test_a_server_that_is_killed_in_a_write_continues_from_the_whole_files(
     with folder.serve() as served:
         body = {"model": "x", "prompt": prompt, "max_tokens": 1}
         usage = httpx.post(f"{served.url}/v1/completions", json=body, timeout=LONG_S).json()["usage"]
-        assert usage["prompt_tokens_details"] == {"cached_tokens": num_whole, "cached_from": "disk"}
+        read = 'paceline_disk_cache_tokens_total{event="read"}'
+        served.wait_until(lambda: served.metrics()[read] == num_whole, "the whole files are read")
+        if served.metrics()['paceline_prefix_hits_total{source="disk"}']:  # in less time than computing takes
+            assert usage["prompt_tokens_details"] == {"cached_tokens": num_whole, "cached_from": "disk"}
         folder.ask(served, prompt)
-        assert served.metrics()['paceline_prefix_hits_total{source="disk"}'] == 1
         served.wait_until(lambda: not folder.num_left_behind(), "the file of the killed process is deleted")
 
 

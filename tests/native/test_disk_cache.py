@@ -21,6 +21,13 @@ from paceline.testing.models import LlavaVisionSpec, write_lora
 
 pytestmark = pytest.mark.native
 
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk has time to answer, though such a model computes a prompt in less."""
+    monkeypatch.setattr("paceline.kv_cache.disk_lookups._LEAST_WAIT_S", 60.0)
+
+
 OPTIONS: dict[str, Any] = {**EXACT, "num_slots": 2, "n_ctx": 2048}
 KINDS = ["llama", "gemma3", "mamba", "falcon-h1", "lfm2"]
 NUM_TOKENS = 8
