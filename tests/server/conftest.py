@@ -77,8 +77,8 @@ def programs() -> Iterator[Any]:
     """Start programs, and leave none running."""
     started: list[Program] = []
 
-    def start(drain_s: float, host: str = "127.0.0.1") -> Program:
-        started.append(Program(drain_s, host))
+    def start(drain_s: float, host: str = "127.0.0.1", *inherited: int) -> Program:
+        started.append(Program(drain_s, host, *inherited))
         return started[-1]
 
     yield start

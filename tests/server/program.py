@@ -10,7 +10,10 @@ import sys
 from tests.server.running import LONG_S
 
 PROGRAM = """
-import sys
+import os, sys
+if len(sys.argv) > 3:  # as a service manager passes a socket
+    os.dup2(int(sys.argv[3]), 3)
+    os.environ |= {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1"}
 from tests.server import probe
 from tests.server.stand_in import StandInEngine, StandInLLM
 from paceline.server import application, model_front, startup
@@ -31,18 +34,24 @@ sys.exit(startup.serve(ServerSettings(port=0, drain_s=float(sys.argv[1]), hosts=
 """
 
 
-class Program:
-    """A server in a process of its own, with blocked passes. lines: its output on stderr."""
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
-    def __init__(self, drain_s: float, host: str = "127.0.0.1") -> None:
+
+class Program:
+    """A server in a process of its own, with blocked passes. lines: its output on stderr. url: empty without a TCP address."""
+
+    def __init__(self, drain_s: float, host: str = "127.0.0.1", *inherited: int) -> None:
+        """inherited: the descriptor of a socket to listen on in place of the host."""
         self._process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(drain_s), host],
+            [sys.executable, "-c", PROGRAM, str(drain_s), host, *map(str, inherited)],
+            pass_fds=inherited,
             stderr=subprocess.PIPE,
             bufsize=0,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            env=ENVIRONMENT,
         )
         self.lines: list[str] = []
-        self.url = re.findall(r"http://\S+", self.wait_for("listening on"))[0].replace("0.0.0.0", "127.0.0.1")
+        found = re.search(r"http://\S+", self.wait_for("listening on"))
+        self.url = "" if found is None else found[0].replace("0.0.0.0", "127.0.0.1")
 
     def wait_for(self, words: str) -> str:
         """The next line with them."""

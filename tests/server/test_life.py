@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +29,7 @@ from paceline.server.application import build_app
 from paceline.server.listeners import Listeners
 from paceline.server.operator_lines import STDERR
 from paceline.server.routes import ApiRoute
+from paceline.server.service import Service
 from paceline.server.serving import ENGINE_ENDED, ServerConfig, Serving
 from paceline.server.settings import ServerSettings
 from paceline.server.startup import prepare_loop
@@ -172,6 +176,49 @@ def test_garbage_is_collected_while_the_model_loads_and_what_is_left_never_again
     assert calls == [("collect", False), ("freeze", True)]
 
 
+@pytest.mark.parametrize("start", ["", "@"], ids=["path", "abstract"])
+def test_a_service_manager_gets_the_states_of_the_server(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, start: str
+) -> None:
+    """As sd_notify(3) has them. The watchdog is kept quiet only while the engine is alive."""
+    manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    states, answers, revived = list[bytes](), iter([False, False]), asyncio.Event()
+
+    def is_alive(_: Service) -> bool:
+        answer = next(answers, True)
+        if answer and not revived.is_set():
+            revived.set()
+            while select.select([manager], [], [], 0)[0]:
+                states.append(manager.recv(4096))
+            assert b"WATCHDOG=1" not in states
+        return answer
+
+    def receive(state: bytes) -> None:
+        while not any(seen.startswith(state) for seen in states):
+            states.append(manager.recv(4096))
+
+    async def main() -> int:
+        app = build_app(SETTINGS, StandInLLM())
+        with Listeners(SETTINGS) as listeners:
+            serving = Serving(app, ServerConfig(app, SETTINGS, None), listeners, prepare_loop())
+            running = asyncio.create_task(serving.run())
+            await asyncio.wait_for(revived.wait(), LONG_S)
+            for state in (b"WATCHDOG=1", b"READY=1\nSTATUS=" + app.state.service.names[0].encode() + b" is ready"):
+                await asyncio.to_thread(receive, state)
+            assert b"STOPPING=1" not in states
+            serving.end()
+            await asyncio.to_thread(receive, b"STOPPING=1")
+            return await running
+
+    with manager:
+        manager.settimeout(LONG_S)
+        manager.bind(f"{tmp_path}/notify" if not start else f"\0{tmp_path}/notify")
+        monkeypatch.setenv("NOTIFY_SOCKET", f"{start}{tmp_path}/notify")
+        monkeypatch.setenv("WATCHDOG_USEC", "2000")
+        monkeypatch.setattr(Service, "is_alive", property(is_alive))
+        assert asyncio.run(main()) == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains_and_then_ends_every_stream_in_order(programs: Any, number: int) -> None:
     """Unfinished requests have a terminal event; the process ends with 0."""
@@ -267,10 +314,12 @@ def test_a_long_tick_is_life_and_one_that_never_ends_is_not(worlds: Any, monkeyp
     with world.raw(prompts=["a"]):
         world.engine.backend.wait_for_pass()
         assert world.client.get("/health/live").json() == {"status": "ok", "state": "ticking"}
+        assert world.server.service.is_alive
         hanging = replace(world.engine.heartbeat(), is_alive=False)
         monkeypatch.setattr(world.engine, "heartbeat", lambda: hanging)
         response = world.client.get("/health/live")
         assert (response.status_code, response.json()["state"]) == (503, "ticking")
+        assert not world.server.service.is_alive
         world.engine.backend.gate.set()
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import resource
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from tests.ports import free_port
+from tests.server.program import ENVIRONMENT, PROGRAM
 from tests.server.running import LONG_S
 
 from paceline.server.listeners import CannotListen, Listeners, num_connections, url_of
@@ -40,6 +43,48 @@ def test_a_server_listens_at_every_address(programs: Any, tmp_path: Path) -> Non
             assert list(response.iter_lines())[-2] == "data: [DONE]"
     assert program.code() == 0
     assert not path.exists()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
+def test_a_socket_of_the_service_manager_replaces_the_host(programs: Any, address: str) -> None:
+    """Whether the server is open to others is decided by this socket. It outlives the server."""
+    other = "0.0.0.0" if address == "127.0.0.1" else "127.0.0.1"
+    with socket.create_server((address, 0)) as inherited:
+        program = programs(0, other, inherited.fileno())
+        program.wait_for("is ready")
+        assert program.url == f"http://127.0.0.1:{inherited.getsockname()[1]}"
+        assert any("set an API key" in line for line in program.lines) == (address == "0.0.0.0")
+        assert ("--api-key" in httpx.get(program.url, timeout=LONG_S).text) == (address == "0.0.0.0")
+        program.signal(signal.SIGTERM)
+        assert program.code() == 0
+        socket.create_connection(inherited.getsockname(), timeout=LONG_S).close()
+
+
+def test_a_unix_socket_of_the_service_manager_keeps_its_file(programs: Any, tmp_path: Path) -> None:
+    """The service manager made it, and starts the next server with it."""
+    path = tmp_path / "llm.socket"
+    with socket.socket(socket.AF_UNIX) as inherited:
+        inherited.bind(str(path))
+        inherited.listen()
+        program = programs(0, "127.0.0.1", inherited.fileno())
+        program.wait_for("is ready")
+        with over(path) as client:
+            assert client.get("/health").json() == {"status": "ok"}
+        program.signal(signal.SIGTERM)
+        assert program.code() == 0
+    assert path.exists()
+
+
+@pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM])
+def test_a_descriptor_that_does_not_listen_is_named(kind: socket.SocketKind) -> None:
+    """As of a unit with ListenDatagram= or with Accept=yes."""
+    with socket.socket(socket.AF_INET, kind) as inherited:
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, "0", "127.0.0.1", str(inherited.fileno())],
+            pass_fds=[inherited.fileno()], env=ENVIRONMENT, capture_output=True, timeout=LONG_S,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert b"descriptor 3 of the service manager is no stream socket that listens" in done.stderr
 
 
 def test_addresses_of_both_families_have_the_same_port() -> None:

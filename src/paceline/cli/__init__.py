@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 141 the reader of 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import NoReturn
 
@@ -29,6 +30,8 @@ def main() -> None:
 
 def _serve(args: list[str]) -> NoReturn:
     """Run the server without Typer and the other commands: their import takes as long as all other work before a load."""
+    # Until the server handles the signal. Process 1, as in a container, would ignore it without a handler.
+    signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
     # NumPy's BLAS computes nothing here, and its threads spin for 50 ms after the import, on processors that the load needs.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if _loads_in_a_worker(args):

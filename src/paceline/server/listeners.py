@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 
 _BACKLOG = 1024
+_FIRST_INHERITED = 3  # SD_LISTEN_FDS_START of sd_listen_fds(3)
 _MAX_DESCRIPTORS = 192  # for connections that are refused, workers, their models, files and images that are fetched
 _MAX_PEM_BYTES = 32 << 10  # of a certificate or key from a pipe; it has to fit into another pipe
 _MAX_ACCEPTED = 32  # connections between two turns of the event loop
@@ -46,13 +47,42 @@ class CannotListen(OSError):
     """A socket cannot be opened, or a certificate cannot be used; the message has the reason."""
 
 
-class Listeners:
-    """Open sockets, in the order of `settings.hosts`; a context manager that closes them and removes Unix sockets' files."""
+def inherited_sockets() -> list[socket.socket]:
+    """Return the sockets that a service manager opened for this process (socket activation). Raises `CannotListen`."""
+    if os.environ.get("LISTEN_PID") != str(os.getpid()):
+        return []
+    sockets = []
+    for descriptor in range(_FIRST_INHERITED, _FIRST_INHERITED + int(os.environ.get("LISTEN_FDS", "0"))):
+        try:
+            inherited = socket.socket(fileno=descriptor)
+            is_listening = inherited.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        except OSError as error:
+            raise CannotListen(f"cannot use descriptor {descriptor} of the service manager: {error.strerror}") from None
+        if not is_listening or inherited.type != socket.SOCK_STREAM:
+            raise CannotListen(f"descriptor {descriptor} of the service manager is no stream socket that listens")
+        inherited.set_inheritable(False)
+        sockets.append(inherited)
+    return sockets
 
-    def __init__(self, settings: ServerSettings) -> None:
-        """Open all sockets. Raises `CannotListen`, with no socket left open."""
+
+def host_of(listener: socket.socket) -> str:
+    """Return the address of a listening socket as it stands in `ServerSettings.hosts`."""
+    name = listener.getsockname()
+    return str(name) if listener.family == socket.AF_UNIX else str(name[0])
+
+
+class Listeners:
+    """Open sockets; a context manager that closes them and removes the files of Unix sockets that it made."""
+
+    def __init__(self, settings: ServerSettings, inherited: Sequence[socket.socket] = ()) -> None:
+        """Open a socket for each of `settings.hosts`. Raises `CannotListen`, with no socket left open.
+
+        inherited: sockets to listen on instead.
+        """
         self._closing = ExitStack()
-        self.sockets: list[socket.socket] = []
+        self.sockets: list[socket.socket] = list(map(self._closing.enter_context, inherited))
+        if inherited:
+            return
         is_alone = sum(not is_socket_path(host) for host in settings.hosts) == 1
         try:
             for host in settings.hosts:

@@ -1,4 +1,4 @@
-"""The server's lines on stderr and in its log, and its signals.
+"""The server's lines on stderr and in its log, its reports to a service manager, and its signals.
 
 A thread writes the lines: a full pipe or a slow disk holds up no other thread. The first SIGTERM or SIGINT asks the server to
 end, a second one ends the process at once. SIGHUP asks it to read its settings again.
@@ -12,10 +12,12 @@ import logging
 import os
 import select
 import signal
+import socket
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, TextIO
 
 from paceline.hub.references import visible
@@ -25,6 +27,7 @@ MAX_WAITING_CHARS: Final = 4 << 20
 
 _BATCH_CHARS: Final = 1 << 16  # written at once
 _RETRY_S: Final = 1.0  # between two looks at a descriptor that cannot be written to
+_MANAGER_S: Final = 1.0  # that a service manager may take to receive a state
 _EXIT_S: Final = 1.0  # that the process waits at its end until its last lines are written
 
 
@@ -219,6 +222,22 @@ def _has_terminal() -> bool:
     except OSError:
         return False
     return True
+
+
+def tell_manager(state: str) -> None:
+    """Send a state to the service manager that started this process, if one did, as sd_notify(3) does."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if address:
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+            manager.settimeout(_MANAGER_S)
+            manager.sendto(state.encode(), "\0" + address[1:] if address[0] == "@" else address)
+
+
+def watchdog_s() -> float | None:
+    """Return the seconds after which the service manager ends this process unless it sends WATCHDOG=1; None: never."""
+    timeout_us = os.environ.get("WATCHDOG_USEC", "")
+    is_ours = os.environ.get("WATCHDOG_PID") in (None, str(os.getpid()))
+    return int(timeout_us) / 1e6 if is_ours and timeout_us.isdecimal() and int(timeout_us) else None
 
 
 def say(text: str) -> None:

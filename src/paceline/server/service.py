@@ -126,6 +126,11 @@ class Server(ABC):
     def ready_line(self, seconds: float) -> str:
         """Return the line to print when the server is ready. seconds: the time from its start."""
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the server needs no restart: models that are loaded have engines that run or are replaced."""
+        return True
+
     @abstractmethod
     async def start(self) -> None:
         """Begin to load models."""
@@ -356,6 +361,11 @@ class Service(Server):
         if self.failure is not None:
             raise ModelLoadFailed(self.failure)
         raise ModelLoading(self.progress, estimate_remaining_s(self.progress, time.monotonic() - self._loading_since_s))
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the model still loads, or its engine is alive."""
+        return not self.is_loaded or self._front.engine.heartbeat().is_alive
 
     def wake(self) -> None:
         """Start a sleeping engine's process again, without waiting for it."""

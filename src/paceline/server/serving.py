@@ -24,12 +24,13 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.config import STARTUP_FAILURE
 
+from paceline.hub.references import visible
 from paceline.server.api_errors import api_error_of
 from paceline.server.connection import Connection, OpenConnections
 from paceline.server.flags.presets import SERVERS_OWN, SettingsSource, targets_of
 from paceline.server.flags.resolution import GivenFlag, Resolved, strongest
 from paceline.server.listeners import Acceptor, Listeners, load_certificate, registered, tls_context, url_of
-from paceline.server.operator_lines import ServerSignals, say
+from paceline.server.operator_lines import ServerSignals, say, tell_manager, watchdog_s
 from paceline.server.service import Server
 from paceline.server.settings import ServerSettings
 
@@ -147,15 +148,17 @@ class Serving:
         """Serve until a signal, a failure to load, or the engine gives up; return the exit code."""
         running = asyncio.create_task(self._server.serve(sockets=self._listeners.sockets))
         running.add_done_callback(lambda _: self.end())  # if uvicorn ends by itself
-        watching = asyncio.create_task(self._watch())
+        watching, reporting = asyncio.create_task(self._watch()), asyncio.create_task(self._report_life())
         reloading = asyncio.create_task(self._reload_on_request())
         await self._signals.requested.wait()
+        tell_manager("STOPPING=1")
         watching.cancel()
         reloading.cancel()
         self._registration.close()
         await self._drain()
         self._server.should_exit = True
         await running
+        reporting.cancel()
         return self._code
 
     def end(self) -> None:
@@ -193,11 +196,21 @@ class Serving:
         await self._service.loaded.wait()
         if self._service.failure is None:
             gc.freeze()  # each full collection of what is present would block the loop for 50 ms
-            say(self._service.ready_line(time.monotonic() - self._began_s))
+            line = self._service.ready_line(time.monotonic() - self._began_s)
+            say(line)
+            tell_manager(f"READY=1\nSTATUS={visible(line)}")
             return
         say_cannot_load(self._service.failure)
         self._code = FAILED
         self.end()
+
+    async def _report_life(self) -> None:
+        """Keep the service manager's watchdog quiet while the loop turns and the engine is alive, or the server ends."""
+        timeout_s = watchdog_s()
+        while timeout_s is not None:
+            if self._service.is_draining or self._service.is_alive:
+                tell_manager("WATCHDOG=1")
+            await asyncio.sleep(timeout_s / 2)
 
     async def _drain(self) -> None:
         """Wait `drain_s` for running requests; then end them with SHUTDOWN, and wait for their last chunks."""

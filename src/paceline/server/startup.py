@@ -9,17 +9,18 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import socket
 import ssl
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from paceline.engine.spare_workers import SPARE_WORKERS
-from paceline.server.listeners import CannotListen, Listeners, num_connections, tls_context
+from paceline.server.listeners import CannotListen, Listeners, host_of, inherited_sockets, num_connections, tls_context
 from paceline.server.operator_lines import STDERR, ServerSignals, say
 from paceline.server.settings import ServerSettings
 
@@ -38,8 +39,9 @@ _log = logging.getLogger("paceline.server")
 def serve(settings: ServerSettings, presets: ModelPresets | None = None, source: SettingsSource | None = None) -> int:
     """Serve until a signal; return the exit code: 0, 1 if it cannot start, 70 if the engine gave up.
 
-    presets: the models of a router; None for one model. source: of the settings, to read them again; None: they stay. On the
-    main thread. Raises `InvalidParams` for invalid engine options or presets, before any socket is opened.
+    presets: the models of a router; None for one model. source: of the settings, to read them again; None: they stay. Sockets
+    of a service manager replace the settings' hosts and port. On the main thread. Raises `InvalidParams` for invalid engine
+    options or presets, before any socket is opened.
     """
     if settings.engine_options.get("isolation", "process") == "process" and (presets is None or settings.spare_worker):
         SPARE_WORKERS.launch()
@@ -47,7 +49,15 @@ def serve(settings: ServerSettings, presets: ModelPresets | None = None, source:
         SPARE_WORKERS.end()
     settings = _fitting_connections(settings)
     try:
-        return _serve_model(settings, source) if presets is None else _serve_models(settings, presets, source)
+        inherited = inherited_sockets()
+        if inherited:
+            settings = replace(settings, hosts=tuple(map(host_of, inherited)))
+        if presets is None:
+            return _serve_model(settings, inherited, source)
+        return _serve_models(settings, presets, inherited, source)
+    except CannotListen as error:
+        say(str(error))
+        return FAILED
     finally:
         SPARE_WORKERS.end()
         STDERR.flush()
@@ -63,15 +73,11 @@ def _fitting_connections(settings: ServerSettings) -> ServerSettings:
     return replace(settings, max_connections=number)
 
 
-def _serve_model(settings: ServerSettings, source: SettingsSource | None) -> int:
+def _serve_model(settings: ServerSettings, inherited: Sequence[socket.socket], source: SettingsSource | None) -> int:
     with uncollected():
         from paceline.server.model_front import ModelFront
     front = ModelFront(settings)
-    try:
-        tls, listeners = tls_context(settings), Listeners(settings)
-    except CannotListen as error:
-        say(str(error))
-        return FAILED
+    tls, listeners = tls_context(settings), Listeners(settings, inherited)
     with listeners, event_loop() as runner:
         return runner.run(_run_model(front, listeners, settings, tls, source))
 
@@ -114,18 +120,16 @@ def _application(
         return app, config
 
 
-def _serve_models(settings: ServerSettings, presets: ModelPresets, source: SettingsSource | None) -> int:
+def _serve_models(
+    settings: ServerSettings, presets: ModelPresets, inherited: Sequence[socket.socket], source: SettingsSource | None
+) -> int:
     with uncollected():
         from paceline.server.router.router_app import build_router_app
         from paceline.server.serving import ServerConfig, Serving, SettingsReload
 
         app = build_router_app(settings, presets)
-    try:
-        tls = tls_context(settings)
-        config, listeners = ServerConfig(app, settings, tls), Listeners(settings)
-    except CannotListen as error:
-        say(str(error))
-        return FAILED
+    tls = tls_context(settings)
+    config, listeners = ServerConfig(app, settings, tls), Listeners(settings, inherited)
     service = app.state.service
     reload = None if source is None else SettingsReload(service, source, tls, service.models)
 

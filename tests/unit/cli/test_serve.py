@@ -140,6 +140,22 @@ def test_help_loads_neither_the_core_nor_the_web_framework() -> None:
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "loaded []")
 
 
+def test_a_signal_ends_a_server_that_does_not_listen_yet() -> None:
+    """By a handler, without which the first process of a container ignores the signal. The code is the signal's."""
+    import signal
+    import subprocess
+
+    code = (
+        "import os, signal, sys\n"
+        "from paceline.cli import main, serve\n"
+        "serve.run_server = lambda *_: os.kill(os.getpid(), signal.SIGTERM) or signal.pause()\n"
+        "sys.argv = ['paceline', 'serve', '--isolation', 'thread']\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGTERM, "")
+
+
 def test_the_configuration_names_the_source_of_everything(server: Server, tmp_path: Path) -> None:
     """Every source, derived values, no secrets, and the notes."""
     file = tmp_path / "serve.toml"
