@@ -31,7 +31,7 @@ LICENSES = (
 LICENSE_FILES = {
     "LICENSE", "llama.cpp/LICENSE", "llamafile/LICENSE", "miniaudio/LICENSE", "nanobind/LICENSE",
     "nlohmann-json/LICENSE-jsonhpp", "robin-map/LICENSE", "stb/LICENSE", "yarn/NOTICE", "web/preact/LICENSE",
-    "web/highlight.js/LICENSE", "web/idb/LICENSE", "web/marked/LICENSE",
+    "web/highlight.js/LICENSE", "web/idb/LICENSE", "web/marked/LICENSE", "web/temml/LICENSE",
 }  # fmt: skip
 
 

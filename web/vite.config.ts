@@ -13,11 +13,10 @@ export default defineConfig({
     outDir,
     emptyOutDir: true,
     target: "es2022",
-    modulePreload: false, // one script: there is nothing to load before it
+    modulePreload: false, // one script, and libraries that are loaded when a reply needs them
     cssCodeSplit: false,
     assetsInlineLimit: 0, // the policy of the page allows no inline code
     reportCompressedSize: true,
-    rollupOptions: { output: { inlineDynamicImports: true } },
   },
   server: { proxy: Object.fromEntries(routes.map((route) => [route, { target: server, changeOrigin: true }])) },
   test: { environment: "jsdom", include: ["tests/**/*.test.{ts,tsx}"] },

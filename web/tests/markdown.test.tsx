@@ -1,5 +1,6 @@
 import { render } from "preact";
 import { describe, expect, it, vi } from "vitest";
+import { loadTypesetter } from "../src/markdown/formula";
 import { safeAddress } from "../src/markdown/links";
 import { Markdown } from "../src/markdown/markdown";
 
@@ -136,12 +137,74 @@ describe("Markdown of a model", () => {
     ["mail", `${"a.".repeat(50_000)}@`],
     ["brackets", "[".repeat(50_000)],
     ["stars", "a**b".repeat(25_000)],
+    ["dollars", "$a".repeat(50_000)],
+    ["beginnings of formulas", "\\(".repeat(50_000)],
+    ["lines that begin formulas", "a\n\\[\n$$\n\n".repeat(10_000)],
     ["a table", `${"|a".repeat(5_000)}\n${"|-".repeat(5_000)}\n`],
     ["levels", Array.from({ length: 300 }, (_, at) => `${"> ".repeat(at)}a`).join("\n")],
   ])("takes %s in a time that does not grow with the square of their number", (_, text) => {
     const began = performance.now();
     const root = shown(text);
     expect(performance.now() - began).toBeLessThan(8000); // far less on a machine of its own; the square would take minutes
+    expect(root.textContent?.length).toBeGreaterThan(0);
+  });
+});
+
+const source = (text: string): string => [...shown(text).querySelectorAll("code.formula")].map((one) => one.textContent).join(" | ");
+
+describe("formulas", () => {
+  it.each([
+    ["$x_{i}^{*} y_{j}^{*}$"],
+    ["\\(a_1*b_1 + a_2*b_2\\)"],
+    ["$$\\sum_{i} *a_i* _b_$$"],
+    ["\\[a_{1} * b * c_{2}\\]"],
+    ["\\[\na\n- b\n= c\n\n+ d\n\\]"],
+    ["$$\na &= b \\\\[4pt]\n&= c\n$$"],
+    ["$a < b & c$"],
+  ])("keep each character before they are set: %s", (text) => {
+    expect(source(text)).toBe(text);
+    if (!text.includes("\n")) expect(source(`Before ${text} after`)).toBe(text);
+  });
+
+  it("interrupt a paragraph and stand in lists and tables", () => {
+    expect(source("The sum:\n\\[\na*b\n\\]\nis $c*d$.")).toBe("\\[\na*b\n\\] | $c*d$");
+    expect(source("- $a_1*b_1*c$\n- **x** $d_1$\n\n| a |\n|---|\n| $e_1*f_1*g$ |")).toBe("$a_1*b_1*c$ | $d_1$ | $e_1*f_1*g$");
+  });
+
+  it.each(["It costs $5 and $10.", "From $5-$10, or US$7 and $8 each", "$HOME/bin:$PATH", "`$a$`", "```\n$a$\n```", "\\$a\\$", "$ a $", "a \\\\(b) c"])(
+    "are no amounts, variables or code: %s",
+    (text) => expect(source(text)).toBe(""),
+  );
+
+  it("are MathML once the library is there, and their source if they are no valid TeX", async () => {
+    await loadTypesetter();
+    const root = shown("so $x_{i}^{*}$ and\n\n$$\\frac{a}{b}$$\n\nbut $\\frac{a$");
+    expect(root.querySelector("math msubsup")?.textContent).toBe("xi∗");
+    expect(root.querySelector("math")?.namespaceURI).toBe("http://www.w3.org/1998/Math/MathML");
+    expect(root.querySelector(".block math[display=block] mfrac")?.textContent).toBe("ab");
+    expect(root.querySelector("code.formula")?.textContent).toBe("$\\frac{a$");
+  });
+
+  it.each([
+    "$\\href{javascript:alert(1)}{x}$",
+    "$\\url{http://example.org}$",
+    "$\\includegraphics{http://example.org/pixel.png}$",
+    "$\\class{toast}{x} \\id{app}{y} \\style{background:url(http://example.org/x)}{z}$",
+    "$\\color{url(http://example.org/x)}{a} \\text{<img src=x onerror=alert(1)>}$",
+    "$\\data{onmouseover=alert(1)}{x}$",
+    "$\\def\\a{\\a\\a}\\a$",
+    "$a \\rule{1e9em}{1e9em}$",
+    "$\\vec{a} \\cancel{b} \\boxed{c} \\xrightarrow{d} \\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}$",
+  ])("cannot run or load anything: %s", async (text) => {
+    await loadTypesetter();
+    const root = shown(text);
+    for (const element of root.querySelectorAll("*")) {
+      expect(["div", "p", "span", "code"].includes(element.localName) || element.namespaceURI?.endsWith("MathML")).toBe(true);
+      for (const { name, value } of element.attributes) {
+        expect(name).not.toMatch(/^on|href|src|^id$|^data-/);
+        expect(value).not.toMatch(/url\(|javascript:/);
+      }
+    }
     expect(root.textContent?.length).toBeGreaterThan(0);
   });
 });

@@ -1,4 +1,5 @@
 import { Lexer, type Token } from "marked";
+import { FORMULAS } from "./formulas";
 
 const MOST_INLINE = 2000; // the parser's time grows with the square of a paragraph's length
 
@@ -17,7 +18,7 @@ class BoundedLexer extends Lexer {
 /** Return the blocks of a text; a text that the parser cannot take (it nests too deep) is a single block of the type `plain`. */
 export function lexed(text: string): Token[] {
   try {
-    return new BoundedLexer({ gfm: true, breaks: true }).lex(text);
+    return new BoundedLexer({ gfm: true, breaks: true, extensions: FORMULAS }).lex(text);
   } catch {
     return [{ type: "plain", raw: text, text }];
   }

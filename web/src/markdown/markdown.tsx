@@ -3,6 +3,8 @@ import { Component, type ComponentChildren, type VNode } from "preact";
 import { memo } from "../ui/memo";
 import { CodeBlock } from "./code_block";
 import { decodeEntities } from "./entities";
+import { Formula } from "./formula";
+import type { FormulaToken } from "./formulas";
 import { lexed } from "./lexer";
 import { safeAddress } from "./links";
 
@@ -63,6 +65,8 @@ function block(token: Token, depth: number): ComponentChildren {
       return table(token as Tokens.Table);
     case "hr":
       return <hr />;
+    case "formula":
+      return <Formula token={token as FormulaToken} />;
     default: // HTML, and whatever else there may be
       return <p class="plain">{token.raw.trimEnd()}</p>;
   }
@@ -133,6 +137,8 @@ function inline(token: Token): ComponentChildren {
       return <code>{(token as Tokens.Codespan).text}</code>;
     case "br":
       return <br />;
+    case "formula":
+      return <Formula token={token as FormulaToken} />;
     case "link":
       return link(token as Tokens.Link, inlines(token as Tokens.Link));
     case "image":
