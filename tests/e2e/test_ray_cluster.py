@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
+from pathlib import Path
+from tempfile import gettempdir
 
 import pytest
+from filelock import FileLock
 from tests.ray_cluster import scenarios
 from tests.ray_cluster.local_cluster import LocalCluster
 
@@ -22,7 +25,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster() as found:
+    with FileLock(Path(gettempdir()) / "paceline-tests-of-ray"), LocalCluster() as found:  # one on a machine at a time
         yield found
 
 
