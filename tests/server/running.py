@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import threading
 from collections.abc import Callable, Collection, Coroutine, Sequence
@@ -76,6 +77,15 @@ class RunningServer:
     def async_client(self, **options: Any) -> httpx.AsyncClient:
         """Return an asynchronous client, like `client`."""
         return httpx.AsyncClient(base_url=self.url, timeout=LONG_S, **options)
+
+    def raw(self, method: str, path: str, body: Any, **headers: str) -> socket.socket:
+        """Send a request and return its connection, with an unread response."""
+        data = b"" if body is None else json.dumps(body).encode()
+        sent = {"host": "localhost", "content-type": "application/json", "content-length": str(len(data)), **headers}
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=LONG_S)
+        head = "".join(f"{name}: {value}\r\n" for name, value in sent.items())
+        connection.sendall(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + data)
+        return connection
 
     def do(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine on the server's loop and return its result."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.polling import wait_until
 from tests.server import probe
 from tests.server.running import LONG_S
 from tests.server.stand_in import StandInEngine
@@ -79,11 +80,8 @@ def test_a_client_may_leave_before_the_first_token(worlds: Worlds) -> None:
     """While the prompt is computed, nothing has been sent yet."""
     world = worlds()
     world.engine.backend.hold()
-    with (
-        pytest.raises(httpx.ReadTimeout),
-        world.client.stream("POST", "/v1/probe", json=STREAM, headers=CONVERSATION, timeout=0.3) as response,
-    ):
-        next(response.iter_raw())
+    with world.server.raw("POST", "/v1/probe", STREAM, **CONVERSATION):
+        wait_until(lambda: bool(looked_up(world.client, "talk 1")))
     world.engine.backend.gate.set()
     assert read_all(world.client).endswith(b"data: [DONE]\n\n")
 
@@ -96,8 +94,8 @@ def test_other_requests_end_with_their_client(worlds: Worlds, body: dict[str, An
     """Without the header, and if the response is not streamed."""
     world = worlds()
     world.engine.hold_after(3)
-    with pytest.raises(httpx.ReadTimeout):
-        world.client.post("/v1/probe", json=body, headers=headers, timeout=0.3)
+    with world.server.raw("POST", "/v1/probe", body, **headers):
+        wait_until(lambda: world.engine.num_open == 1)
     world.engine.backend.gate.set()
     assert world.engine.ends.reason() is FinishReason.CANCELLED
     assert looked_up(world.client, "talk 1") == []
@@ -295,7 +293,8 @@ def test_a_reader_that_leaves_ends_nothing(worlds: Worlds) -> None:
     world.engine.hold_after(3)
     first = leave_early(world.client, STREAM, CONVERSATION)
     with world.client.stream("GET", "/v1/stream", params=QUERY) as reading:
-        assert next(reading.iter_raw()) == first
+        again = next(reading.iter_raw())
+        assert again[: len(first)] == first[: len(again)]  # a piece has the bytes that have come by then
     world.engine.backend.gate.set()
     assert read_all(world.client).endswith(b"data: [DONE]\n\n")
 

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from tests.server.router_world import PRESETS
 from tests.server.running import LONG_S
@@ -298,12 +297,12 @@ def test_a_client_that_leaves_while_its_model_is_loaded_is_forgotten(
     """Nothing runs for it afterwards; a client that stays is served."""
     world = routers("--models-max", "1")
     world.loader.gate.clear()
-    request = {"method": method, "url": f"{path}?model=small", "json": body}
-    with pytest.raises(httpx.ReadTimeout):
-        world.client.request(**request, timeout=0.2)
+    url = f"{path}?model=small"
+    with world.server.raw(method, url, body):
+        world.users("small", 1)
     world.users("small", 0)
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(world.client.request, **request)
+        waiting = pool.submit(world.client.request, method, url, json=body)
         world.users("small", 1)
         world.loader.gate.set()
         assert waiting.result().status_code == 200

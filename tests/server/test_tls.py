@@ -43,7 +43,7 @@ def test_a_client_that_trusts_the_certificate_is_served(tls: RunningServer) -> N
 
 def test_a_client_without_a_handshake_is_cut_off() -> None:
     """After as long as it may take to send its headers; until then it counts among the connections."""
-    settings = replace(SETTINGS, body_timeout_s=0.3, max_connections=2)
+    settings = replace(SETTINGS, body_timeout_s=1.0, max_connections=2)
     with RunningServer(settings, StandInLLM()) as running, ExitStack() as closing:
         for _ in range(2):
             silent = closing.enter_context(socket.create_connection(("127.0.0.1", running.port), timeout=LONG_S))

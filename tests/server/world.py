@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from typing import Any
 
@@ -28,11 +27,7 @@ class World:
 
     def raw(self, request_id: str = "some", **body: Any) -> socket.socket:
         """Return a request with an unread response."""
-        data = json.dumps(body).encode()
-        connection = self.socket()
-        headers = f"x-request-id: {request_id}\r\ncontent-type: application/json\r\ncontent-length: {len(data)}"
-        connection.sendall(f"POST /v1/probe HTTP/1.1\r\nhost: localhost\r\n{headers}\r\n\r\n".encode() + data)
-        return connection
+        return self.server.raw("POST", "/v1/probe", body, **{"x-request-id": request_id})
 
     def fail_the_next_tick(self) -> None:
         fail_the_next_tick(self.engine._thread._engine.scheduler)

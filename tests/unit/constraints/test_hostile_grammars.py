@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.polling import LONG_S
 from tests.unit.constraints.byte_table import TABLE
 
 from paceline.constraints import ConstraintCompiler, check_constraint
@@ -194,19 +195,19 @@ def test_a_compile_delays_no_cached_grammar(monkeypatch: pytest.MonkeyPatch) -> 
     def slow(spec: Any) -> Any:
         calls.append(spec)
         begun.set()
-        go.wait(20)
+        go.wait(LONG_S)
         return compiled(spec)
 
     monkeypatch.setattr(compiler, "_compiled", slow)
     with ThreadPoolExecutor(3) as pool:
         waiting = [pool.submit(compiler.matcher, ("regex", "b", False)) for _ in range(2)]
-        assert begun.wait(5)
+        assert begun.wait(LONG_S)
         cached = pool.submit(compiler.matcher, ("regex", "a", False))
         try:
-            assert cached.result(timeout=5) is not None
+            assert cached.result(timeout=LONG_S) is not None
         finally:
             go.set()
-        assert all(item.result(timeout=5) for item in waiting)
+        assert all(item.result(timeout=LONG_S) for item in waiting)
     assert calls == [("regex", "b", False)]
 
 
