@@ -116,7 +116,7 @@ def test_a_client_that_leaves_cancels_its_chat(app: WebApp, stream: bool) -> Non
             next(response.iter_lines())
     else:
         with pytest.raises(httpx.ReadTimeout):
-            app.client.post("/chat", json=chat(1000), timeout=0.3)
+            app.client.post("/chat", json=chat(1000), timeout=2)
     assert app.watched.reasons.get(timeout=LONG_S) == "cancelled"
 
 
