@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 import pytest
+from tests.polling import wait_until
 from tests.server.running import LONG_S
 from typer.testing import CliRunner
 
@@ -67,9 +68,8 @@ def test_a_lost_connection_is_tried_again(worlds: Any) -> None:
     reading.start()
     assert again.wait(LONG_S)
     world.server.close()
-    reading.join(3.0)
+    wait_until(lambda: "trying again" in source.status)
     assert reading.is_alive()
-    assert "trying again" in source.status
     assert source.failure is None
     stop.set()
     reading.join(LONG_S)
