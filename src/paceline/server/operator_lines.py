@@ -176,7 +176,7 @@ class ServerSignals:
 
     Attributes:
         requested: Set by the first signal that ends the server, or by `request`.
-        reload_requested: Set by SIGHUP; whoever reloads clears it.
+        reload_requested: Set by SIGHUP, and cleared when the reload begins.
     """
 
     def __init__(self) -> None:

@@ -270,7 +270,7 @@ class SettingsReload:
         before, given = self._server.settings, _texts(found)
         settings = replace(before, **{name: getattr(found.settings, name) for name in LIVE})
         pending = [name for name, flag in _different(self._started, given) if not self._is_live(flag)]
-        if before.api_keys and not settings.api_keys:  # nobody means to open a running server to everyone
+        if before.api_keys and not settings.api_keys:  # an edit does not open a running server to every client
             settings = replace(settings, api_keys=before.api_keys)
             pending.append("a server without keys")
         if (before.ssl_certfile is None) != (settings.ssl_certfile is None):
