@@ -161,7 +161,7 @@ class Schedule:
                 os.utime(file.path, (when, when))
 
 
-MANY = pytest.param(1000 // len(KINDS), marks=[pytest.mark.full, pytest.mark.timeout(1800)])
+MANY = pytest.param(1000 // len(KINDS), marks=[pytest.mark.full, pytest.mark.timeout(600)])
 
 
 @pytest.mark.parametrize("kind", KINDS)
