@@ -22,6 +22,7 @@ from paceline.engine.arguments import (
     _PREFIX_OPTIONS,
     _READING_NAMES,
     _RERANKING_OPTIONS,
+    SCORING_OPTIONS,
 )
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
@@ -77,6 +78,7 @@ def _typed_dicts() -> list[str]:
             request,
             _EMBEDDING_OPTIONS - _RERANKING_OPTIONS,
         ),
+        _typed_dict("ScoreKeywords", "Options of scoring choices.", request, SCORING_OPTIONS),
         _typed_dict("PrefixKeywords", "Options of saving and loading prefixes.", request, _PREFIX_OPTIONS),
         _typed_dict(
             "EngineKeywords", "Fields of `EngineConfig` that take no objects.", config, config.keys() - objects

@@ -104,7 +104,7 @@ if TYPE_CHECKING:
         TokenText,
         Usage,
     )
-    from paceline.streaming.chunk import Choice, Classification, Completion, Score
+    from paceline.streaming.chunk import Choice, ChoiceScore, Classification, Completion, Score
 
     __version__: str
 
@@ -151,7 +151,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "TokenText",
         "Usage",
     ),
-    "paceline.streaming.chunk": ("Choice", "Classification", "Completion", "Score"),
+    "paceline.streaming.chunk": ("Choice", "ChoiceScore", "Classification", "Completion", "Score"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
@@ -194,6 +194,7 @@ __all__ = [  # noqa: RUF022 - sorted as sorted() does
     "ChatReply",
     "ChatStream",
     "Choice",
+    "ChoiceScore",
     "Classification",
     "Closed",
     "Completion",

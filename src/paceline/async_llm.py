@@ -43,14 +43,23 @@ from paceline.engine.results import (
     submit_streams,
     waits,
 )
-from paceline.keywords import EmbedKeywords, IntArray, PrefixKeywords, RerankKeywords, TokenIds, with_keywords
+from paceline.engine.scoring import checked_normalization, decision, scoring_call
+from paceline.keywords import (
+    EmbedKeywords,
+    IntArray,
+    PrefixKeywords,
+    RerankKeywords,
+    ScoreKeywords,
+    TokenIds,
+    with_keywords,
+)
 from paceline.llm import StreamEntries, StreamMethods
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.runtime import Model
 from paceline.runtime.context_options import ContextOptions
 from paceline.streaming import AsyncBatchStream, AsyncStream, StreamChannel
-from paceline.streaming.chunk import Classification, Completion, Score, shortened
+from paceline.streaming.chunk import ChoiceScore, Classification, Completion, LengthNormalization, Score, shortened
 
 if TYPE_CHECKING:
     import numpy as np
@@ -206,6 +215,27 @@ class AsyncLLM(StreamMethods[AsyncStream, AsyncBatchStream], AsyncChatMethods):
     async def rerank(self, query: str, documents: Sequence[str], **options: Unpack[RerankKeywords]) -> list[Score]:
         """Score documents as `LLM.rerank` does."""
         return await reranking_call(await self._engine(), query, documents, options).result_async()
+
+    @with_keywords(RequestOptions)
+    async def score(
+        self, prompt: str | TokenIds, choices: Sequence[str | TokenIds], **options: Unpack[ScoreKeywords]
+    ) -> list[ChoiceScore]:
+        """Score choices after a prompt as `LLM.score` does."""
+        call = await asyncio.to_thread(scoring_call, await self._engine(), prompt, choices, options)
+        return await call.result_async()
+
+    @with_keywords(RequestOptions)
+    async def decide(
+        self,
+        prompt: str,
+        choices: Sequence[str],
+        *,
+        length_normalization: LengthNormalization = "none",
+        **options: Unpack[ScoreKeywords],
+    ) -> Classification:
+        """Decide among choices after a prompt as `LLM.decide` does."""
+        by = checked_normalization(length_normalization)
+        return decision(choices, await self.score(prompt, choices, **options), by)
 
     async def load_lora(self, name: str, path: str | os.PathLike[str], *, in_place: bool = False) -> None:
         """Load a LoRA adapter as `LLM.load_lora` does."""

@@ -171,6 +171,7 @@ class PlainSamplingKeywords(TypedDict, total=False):
     logprobs: Int | None
     logprobs_mode: Literal["raw", "sampled"] | None
     prompt_logprobs: Int | None
+    prompt_logprobs_start: Int | None
     grammar: str | None
     grammar_root: str | None
     grammar_prefix: str | None
@@ -241,6 +242,21 @@ class EmbedKeywords(RerankKeywords, total=False):
     parse_special: bool | None
     tenant: str | None
     cache_salt: str | None
+
+
+class ScoreKeywords(TypedDict, total=False):
+    """Options of scoring choices."""
+
+    priority: Int | None
+    queue_timeout_s: Float | None
+    timeout_s: Float | None
+    lora: Mapping[str, Float] | tuple[tuple[str, Float], ...] | None
+    add_special: bool | None
+    parse_special: bool | None
+    cache_prompt: bool | None
+    tenant: str | None
+    cache_salt: str | None
+    request_id: str | None
 
 
 class PrefixKeywords(TypedDict, total=False):

@@ -41,13 +41,22 @@ from paceline.engine.results import (
     submit_streams,
     waits,
 )
-from paceline.keywords import EmbedKeywords, IntArray, PrefixKeywords, RerankKeywords, TokenIds, with_keywords
+from paceline.engine.scoring import checked_normalization, decision, scoring_call
+from paceline.keywords import (
+    EmbedKeywords,
+    IntArray,
+    PrefixKeywords,
+    RerankKeywords,
+    ScoreKeywords,
+    TokenIds,
+    with_keywords,
+)
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.runtime import Model
 from paceline.runtime.context_options import ContextOptions
 from paceline.streaming import BatchStream, Stream, StreamChannel
-from paceline.streaming.chunk import Classification, Completion, Score
+from paceline.streaming.chunk import ChoiceScore, Classification, Completion, LengthNormalization, Score
 
 if TYPE_CHECKING:
     import numpy as np
@@ -413,6 +422,64 @@ class LLM(StreamMethods[Stream, BatchStream], ChatMethods):
             EngineError: The engine has stopped, or the request failed, was cancelled or ran out of time.
         """
         return reranking_call(self._engine, query, documents, options).result()
+
+    @with_keywords(RequestOptions)
+    def score(
+        self, prompt: str | TokenIds, choices: Sequence[str | TokenIds], **options: Unpack[ScoreKeywords]
+    ) -> list[ChoiceScore]:
+        """Return the log-likelihood of each of several choices after a prompt, from one shared prefix.
+
+        Prompt and choice are encoded as one text. The prefix that all choices share is computed once; its scored remainder, if a
+        choice's first token begins with the end of the prompt, is part of every score.
+
+        Args:
+            prompt: A text, or token ids.
+            choices: Continuations, texts or token ids as the prompt is; none of them is empty.
+            **options: priority, queue_timeout_s, timeout_s, request_id, lora, add_special, parse_special, cache_prompt, tenant
+                and cache_salt of `RequestOptions`.
+
+        Returns:
+            One score per choice, in order.
+
+        Raises:
+            InvalidParams: A choice is empty, or the prompt has no token before the first choice.
+            PromptTooLong: The prompt with the longest choice does not fit the context; nothing is computed then.
+            QueueFull: The queue is full, and `when_full` is "refuse".
+            EngineStopped: The engine accepts no requests any more.
+            BatchError: Some choices failed or ran out of time; `outcomes` has the completion or the error of each.
+        """
+        return scoring_call(self._engine, prompt, choices, options).result()
+
+    @with_keywords(RequestOptions)
+    def decide(
+        self,
+        prompt: str,
+        choices: Sequence[str],
+        *,
+        length_normalization: LengthNormalization = "none",
+        **options: Unpack[ScoreKeywords],
+    ) -> Classification:
+        """Decide among choices after a prompt: their log-likelihoods, as `score` has them, as a distribution.
+
+        Args:
+            prompt: A text.
+            choices: The texts to choose from; none of them is empty.
+            length_normalization: The length by which log-likelihoods are divided first, "tokens" or "bytes", so that long
+                choices do not lose by their length; "none": they are not divided.
+            **options: As in `score`.
+
+        Returns:
+            The likeliest choice as `label`, and the probability of each choice; they add up to 1.
+
+        Raises:
+            InvalidParams: As in `score`, or length_normalization is unknown.
+            PromptTooLong: The prompt with the longest choice does not fit the context; nothing is computed then.
+            QueueFull: The queue is full, and `when_full` is "refuse".
+            EngineStopped: The engine accepts no requests any more.
+            BatchError: Some choices failed or ran out of time; `outcomes` has the completion or the error of each.
+        """
+        by = checked_normalization(length_normalization)
+        return decision(choices, scoring_call(self._engine, prompt, choices, options).result(), by)
 
     def load_lora(self, name: str, path: str | os.PathLike[str], *, in_place: bool = False) -> None:
         """Load a LoRA adapter while requests run; later requests use it with `lora={name: scale}`.

@@ -260,6 +260,8 @@ class SamplingParams:
         logprobs: None for none, 0 for each token's own log-probability, k for the k most likely as well; natural logarithms.
         logprobs_mode: "raw": of the model's own distribution; "sampled": of the one that was drawn from.
         prompt_logprobs: As logprobs, for the tokens of the prompt.
+        prompt_logprobs_start: Number of tokens at the beginning of the prompt without log-probabilities. They may come from the
+            cache; with 0, the default, the whole prompt is computed, and its first token alone has none.
         echo: Whether the prompt is part of the text.
 
     Raises:
@@ -303,6 +305,7 @@ class SamplingParams:
     logprobs: int | None = None
     logprobs_mode: LogprobsMode = "raw"
     prompt_logprobs: int | None = None
+    prompt_logprobs_start: int = 0
     echo: bool = False
     grammar: str | None = None
     grammar_root: str = "root"
@@ -352,6 +355,11 @@ class SamplingParams:
         validation.reject_unknown(changes, FIELDS, "SamplingParams", NAMES_ELSEWHERE)
         wanted: dict[str, Any] = {**changes}  # the constructor takes more types than the fields have
         return dataclasses.replace(self, **wanted)
+
+    @property
+    def first_scored(self) -> int:
+        """Index of the first prompt token that has log-probabilities, if they are wanted."""
+        return max(1, self.prompt_logprobs_start)
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)

@@ -188,6 +188,7 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
     Parameter("n", "integer", 1, 256, apis="openai"),
     Parameter("logprobs", "integer", 0, 1000, is_optional=True),
     Parameter("prompt_logprobs", "integer", 0, 1000, is_optional=True),
+    Parameter("prompt_logprobs_start", "integer", 0, INT32, elsewhere="logprob_start_len"),
     Parameter("echo", "boolean"),
     Parameter("grammar_lazy", "boolean"),
     *(Parameter(name, "object", ours=True, apis=_LLAMA) for name in ("stop_token_ids", "grammar_root", "allowed_token_ids")),

@@ -261,7 +261,9 @@ class Sequence(CacheSequence):
         self.key = self.order = 0
         self.sampler = request.samplers[choice] if request.samplers else None
         self.num_tokens = self.num_prompt_tokens
-        self.num_scored = 0 if params.prompt_logprobs is not None and choice == 0 else self.num_prompt_tokens - 1
+        self.num_scored = self.num_prompt_tokens - 1
+        if params.prompt_logprobs is not None and choice == 0:
+            self.num_scored = min(self.num_scored, params.first_scored - 1)
         self.drawing = params.max_tokens != 0
         self.max_draft = most_drafts(params, options)
         self.num_drafted = self.num_accepted = self.num_preempted = self.num_taken_back = 0
@@ -275,7 +277,7 @@ class Sequence(CacheSequence):
         if state is not None:  # its tokens are computed again
             self.token_ids += state.token_ids
             self.num_tokens = len(self.token_ids)
-            self.num_scored = max(self.num_scored, state.num_scored)
+            self.num_scored += state.num_scored
             self.reason = state.reason
             self.output.resume(state.token_ids, state.num_sent, state.unsent_logprobs)
 
@@ -321,6 +323,11 @@ class Sequence(CacheSequence):
     def is_scoring(self) -> bool:
         """Whether log-probabilities of prompt tokens are still to be computed."""
         return self.num_scored < self.num_prompt_tokens - 1
+
+    @property
+    def scored_from(self) -> int | None:
+        """See `CacheSequence.scored_from`."""
+        return self.num_scored if self.is_scoring else None
 
     def note_taken_back(self, *, is_taken_back: bool) -> None:
         """Count the tokens that a row leaves to be computed again. is_taken_back: whether all of the row is."""

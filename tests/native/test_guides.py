@@ -27,6 +27,7 @@ PAGES = (
     "guide/prefix_caching.md",
     "guide/quantize.md",
     "guide/sampling.md",
+    "guide/scores.md",
     "guide/several_models.md",
     "guide/speculation.md",
     "guide/strategies.md",

@@ -180,7 +180,9 @@ FIGURES = {
     ),
     f"memory that tokenising a text beyond {_bytes(tokenizer._UNCHECKED_BYTES)} may take, at {tokenizer._BYTES_PER_BYTE} bytes "
     "for each of its bytes": "the free memory, within a container's limit",
-    "texts of a request for embeddings or scores": f"{vectors.MAX_TEXTS:,}",
+    "texts of a request for embeddings or scores, choices of `/v1/score_choices`": f"{vectors.MAX_TEXTS:,}",
+    "characters of the prompt times choices of `/v1/score_choices`": f"{running_request.MAX_REPEATED_CHARS:,}",
+    "scored tokens of `/v1/score_choices`": f"{running_request.MAX_LOGPROBS:,}",
     "numbers of a response with pooling `none`": f"{vectors.MAX_NUMBERS:,}",
     # Images and audio
     "images of a request": f"{SERVER.max_images:,}",

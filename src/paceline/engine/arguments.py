@@ -195,6 +195,13 @@ _DERIVED = frozenset({"n_seq_max", "n_outputs_max", "embeddings", "pooling", "kv
 _RERANKING_OPTIONS = frozenset({"queue_timeout_s", "timeout_s", "request_id", "truncate"})
 # Tenants do not share encoded images and audio.
 _EMBEDDING_OPTIONS = _RERANKING_OPTIONS | {"add_special", "parse_special", "tenant", "cache_salt"}
+SCORING_OPTIONS: Final = frozenset(
+    {
+        "priority", "queue_timeout_s", "timeout_s", "request_id", "lora", "add_special", "parse_special", "cache_prompt",
+        "tenant", "cache_salt",
+    }
+)  # fmt: skip
+"""Options of scoring choices."""
 _PREFIX_OPTIONS = frozenset({"tenant", "cache_salt", "lora", "add_special", "parse_special"})
 _NAMES_ELSEWHERE = {  # options of models and engines in other packages: the same option here, or a sentence about it
     "batch_size": "n_batch",
@@ -270,7 +277,6 @@ METHODS_ELSEWHERE = {  # of engines in other packages: what to use here
     "n_vocab": "tokenizer.n_vocab",
     "save_state": "save_prefix(name, prompt)",
     "load_state": "load_prefix(name)",
-    "score": "rerank(query, documents)",
     "sleep": "the option sleep_idle_s of LLM, or a ModelManager",
     "token_eos": "tokenizer.eos",
     "tokenize": "tokenizer.encode(text)",

@@ -388,7 +388,7 @@ class KVCache:
             return False
         num_cells = match.num_tokens
         if self._has_states and sequence.lookup is None:
-            found = self._find(sequence.namespace, sequence.token_bytes(sequence.num_tokens - 1))
+            found = self._find(sequence.namespace, sequence.token_bytes(sequence.max_cached_tokens))
             segments = host_segments(found.nodes, 0, found.length)
             num_cells = segments[-1].end if segments else 0
         return self._lookups.must_wait(sequence, match.num_tokens, num_cells, self._token_s, now_s)
@@ -476,11 +476,11 @@ class KVCache:
     # ---- matching
 
     def _match(self, sequence: CacheSequence, now_s: float) -> PrefixMatch | NotAdmitted:
-        if not sequence.reads_cache:
+        max_tokens = sequence.max_cached_tokens
+        if max_tokens == 0:
             return NO_MATCH
         if sequence.waits_for is not None and sequence.waits_for.is_pending:  # nothing better can be there yet
             return PREFIX_PENDING
-        max_tokens = sequence.num_tokens - 1  # one token is always left to compute
         match = self._find(sequence.namespace, sequence.token_bytes(max_tokens))
         self._report_instability(sequence, match, now_s)
         if not self._has_states:
@@ -520,12 +520,12 @@ class KVCache:
 
     def _is_prefix_being_saved(self, sequence: CacheSequence, match: PrefixMatch) -> bool:
         """Return whether host memory will have more for a waiting sequence after this tick."""
-        if not sequence.reads_cache:
+        if sequence.max_cached_tokens == 0:
             return False
         saves = self._cells.pending_saves
         if not saves:
             return False
-        tokens = sequence.token_bytes(sequence.num_tokens - 1)
+        tokens = sequence.token_bytes(sequence.max_cached_tokens)
         cells = states = match.num_tokens
         for save in saves:
             if save.namespace == sequence.namespace:

@@ -102,14 +102,17 @@ class CacheSequence:
         return self.seq_id is not None
 
     @property
-    def is_scoring(self) -> bool:
-        """Whether log-probabilities of prompt tokens are still to be computed."""
-        return False
+    def scored_from(self) -> int | None:
+        """Number of tokens before the next pass that computes log-probabilities of prompt tokens; None: there is none left."""
+        return None
 
     @property
-    def reads_cache(self) -> bool:
-        """Whether a prefix may come from the cache: not if prompt tokens are scored, nor after a failed load."""
-        return not self.is_scoring and not self.computes_all
+    def max_cached_tokens(self) -> int:
+        """Most tokens that may come from the cache: neither the last nor scored tokens, and none after a failed load."""
+        if self.computes_all:
+            return 0
+        most, scored_from = self.num_tokens - 1, self.scored_from
+        return most if scored_from is None else min(most, scored_from)
 
     @property
     def writes_cache(self) -> bool:

@@ -52,14 +52,14 @@ class DiskLookups:
         If another lookup reads the same beginning, the sequence waits for this one first. num_known, num_cells: see
         `DiskLookup`; token_s: seconds to compute a token, 0 if that is not known.
         """
-        if self.store is None or not sequence.reads_cache or not sequence.writes_cache:
+        if self.store is None or not sequence.max_cached_tokens or not sequence.writes_cache:
             return False
         if sequence.lookup is not None:
             return not sequence.lookup.is_done and now_s < sequence.lookup.due_s
-        num_missing = sequence.num_tokens - 1 - num_known
+        num_missing = sequence.max_cached_tokens - num_known
         if num_missing < MIN_CACHED_TOKENS:
             return False
-        tokens = sequence.token_bytes(sequence.num_tokens - 1)
+        tokens = sequence.token_bytes(sequence.max_cached_tokens)
         for lookup in self._pending:
             if lookup.namespace == sequence.namespace:
                 num_common = common_prefix_bytes(lookup.tokens, tokens, 0) // TOKEN_BYTES

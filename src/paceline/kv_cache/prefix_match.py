@@ -170,7 +170,7 @@ def _pending_state(nodes: Iterable[Node], length: int, num_tokens: int, own: Cac
             is_enough = end - num_tokens >= (1 if running.request is own.request else MIN_PENDING_TOKENS)
             if not is_enough or end <= max(most, running.num_computed_tokens) or running is own:
                 continue
-            if _is_worth_waiting_for(running, own):
+            if _is_worth_waiting_for(running, own, end):
                 best, most = PendingPrefix(running, end), end
     return best
 
@@ -199,18 +199,19 @@ def _pending_prefix(nodes: Iterable[Node], length: int, num_tokens: int, own: Ca
             if owner is own or isinstance(owner, CachedPrefix):
                 continue
             running: CacheSequence = owner  # type: ignore[assignment]  # the only other kind
-            if not _is_worth_waiting_for(running, own):
+            end = own.layout.shareable(min(node.end, length, running.num_prompt_tokens))
+            if not _is_worth_waiting_for(running, own, end):
                 continue
             is_close = own.waits_for is not None or running.request is own.request
-            end = own.layout.shareable(min(node.end, length, running.num_prompt_tokens))
             if end - num_tokens >= (1 if is_close else MIN_PENDING_TOKENS):
                 return PendingPrefix(running, end)
     return None
 
 
-def _is_worth_waiting_for(running: CacheSequence, own: CacheSequence) -> bool:
-    """Return False for a sequence that may be slower than computing the prefix oneself."""
-    if running.request.is_paused or running.is_scoring:
+def _is_worth_waiting_for(running: CacheSequence, own: CacheSequence, end: int) -> bool:
+    """Return False for a sequence that may be slower than computing the first `end` tokens oneself."""
+    scores = running.scored_from is not None and running.scored_from < end
+    if running.request.is_paused or scores:
         return running.request is own.request and not running.request.is_paused
     return running.turn_key <= own.turn_key or running.request is own.request
 

@@ -96,9 +96,9 @@ class StepPlanner:
     def _prompt_limit(self, sequence: Sequence, limit: int, num_scored: int) -> tuple[int, int]:
         """Return the limit of a sequence before its prompt's last token, and the number of scored rows left."""
         up_to_last = sequence.num_prompt_tokens - 1 - sequence.num_computed_tokens
-        if sequence.is_scoring:
-            if sequence.num_computed_tokens < sequence.num_scored:  # computed again: these scores are known
-                return min(limit, sequence.num_scored - sequence.num_computed_tokens), num_scored
+        if sequence.num_computed_tokens < sequence.num_scored:  # no scores are wanted, or they are known
+            limit = min(limit, sequence.num_scored - sequence.num_computed_tokens) if sequence.is_scoring else limit
+        elif sequence.is_scoring:
             limit = min(limit, up_to_last, num_scored)
             return limit, num_scored - limit
         if sequence.layout is not TEXT_LAYOUT:

@@ -47,6 +47,7 @@ DIALECTS: tuple[Routes, ...] = (
     openai_routes.ROUTES,
     openai_vectors.ROUTES,
     openai_vectors.SCORE_ROUTES,
+    openai_vectors.CHOICE_ROUTES,
     openai_routes.LORA_ROUTES,
     transcriptions.ROUTES,
     responses_routes.ROUTES,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -385,14 +385,52 @@ class Score:
     score: float
 
 
+LengthNormalization = Literal["none", "tokens", "bytes"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceScore:
+    """The log-likelihood of a choice after a prompt, by a model that generates; natural logarithms.
+
+    Attributes:
+        index: The choice's place in the list that was passed to `score`.
+        logprob: The log-probability of the choice: the sum of `logprobs`.
+        token_ids: The scored tokens: the tokens of prompt and choice after the prefix that all choices share.
+        logprobs: The log-probability of each of token_ids.
+        num_bytes: Bytes of the choice; of token ids, bytes of their text.
+        is_greedy: Whether each of token_ids is the model's likeliest.
+    """
+
+    index: int
+    logprob: float
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    num_bytes: int
+    is_greedy: bool
+
+    def normalized(self, by: LengthNormalization) -> float:
+        """Return the log-probability divided by the length of the choice.
+
+        Args:
+            by: The unit of the length: "tokens" or "bytes"; "none" returns the log-probability itself.
+
+        Returns:
+            The quotient, in nats for each token or byte.
+        """
+        if by == "none":
+            return self.logprob
+        return self.logprob / (len(self.token_ids) if by == "tokens" else max(1, self.num_bytes))
+
+
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """The class of a text, by a model with a classification head.
+    """The class of a text, by a model with a classification head or by the likelihood of choices.
 
     Attributes:
         label: The most likely class.
         probs: The probability of each class. A model with one output has one, of which nothing follows for others.
-        labels: The names of the classes, in the order of `probs`; "LABEL_0" and so on if the model's file has no names.
+        labels: The names of the classes, in the order of `probs`; "LABEL_0" and so on if the model's file has no names. Of
+            `decide`: the choices.
     """
 
     label: str

@@ -349,3 +349,21 @@ def test_preemption_reports_no_prompt_twice() -> None:
     assert world.recorder.num_preempted > 0
     assert max(Counter(key for key, _, _ in world.recorder.unstable).values()) == 1
     world.check_output_as_alone(*changed)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_prompt_that_is_scored_from_a_place_on_waits_for_its_prefix_and_starts_there(kind: str) -> None:
+    """Several at once compute the prefix once; the scores begin with the token that was asked for."""
+    world = Rig(kind=kind, limits={"num_slots": 4, "max_scored": 8})
+    prompts = [text(100) + text(length, seed=length) for length in (1, 5, 9)]
+    outcomes = [world.submit(prompt, max_tokens=0, prompt_logprobs=0, prompt_logprobs_start=100) for prompt in prompts]
+    world.run()
+    for outcome, prompt in zip(outcomes, prompts, strict=True):
+        scored = [token for chunk in outcome.of_choice(0) for token in chunk.prompt_logprobs]
+        alone = world.alone(prompt, max_tokens=0, prompt_logprobs=0)
+        whole = [token for chunk in alone.of_choice(0) for token in chunk.prompt_logprobs]
+        assert len(whole) == len(prompt) - 1
+        assert scored == whole[99:]
+    computed = sum(map(world.computed, outcomes))
+    assert computed <= 99 + sum(len(prompt) - 100 for prompt in prompts) + (0 if kind == "attention" else 2 * 63)
+    world.check_done()

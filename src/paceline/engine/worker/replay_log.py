@@ -124,7 +124,9 @@ class ReplayLog:
             return []
         state.unsent_logprobs, state.num_sent = list(event.unsent_logprobs), len(state.token_ids)
         if chunk.logprobs or chunk.prompt_logprobs:
-            chunk = sequence.output.with_token_texts(chunk, request.prompt[state.num_scored + 1 :])
+            chunk = sequence.output.with_token_texts(
+                chunk, request.prompt[request.params.first_scored + state.num_scored :]
+            )
             event = msgspec.structs.replace(event, chunk=chunk)
         state.num_scored += len(chunk.prompt_logprobs)
         if chunk.finish_reason is not None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 
@@ -20,6 +20,8 @@ from paceline.server.request_context import DisconnectWatcher, RequestContext
 from paceline.server.running_request import less_waited, run_in_turn, timeouts_of
 from paceline.server.service import Service
 from paceline.streaming import FinishReason, Usage
+
+T = TypeVar("T")
 
 MAX_TEXTS = 8192
 """Texts of one request; more of them would delay other requests while they are parsed and encoded."""
@@ -158,19 +160,23 @@ def _model_pooling(service: Service) -> str:
 
 
 async def call_engine(service: Service, request: Request, submit: Callable[[], Future[list[Any]]]) -> list[Any]:
-    """Call `submit` in a thread and wait for its Future. The request's body must have been read.
-
-    Raises the engine's errors, `ServerDraining`, `ClientDisconnected` after a disconnection, `Cancelled` after a
-    cancellation by id.
-    """
+    """Call `submit` in a thread and wait for its Future, as `until_left` does."""
     service.check_accepting()
+    return await until_left(service, request, submit_async(submit))
+
+
+async def until_left(service: Service, request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Await the work of a request, whose body must have been read; its client's disconnection cancels the work.
+
+    Raises the errors of the work, `ClientDisconnected` after a disconnection, `Cancelled` after a cancellation by id.
+    """
     context = RequestContext.of(request.scope)
-    call = PendingCall(context.request_id, context.tenant, asyncio.ensure_future(submit_async(submit)))
+    call = PendingCall(context.request_id, context.tenant, asyncio.ensure_future(work))
     watcher = DisconnectWatcher(request.receive)
     watcher.on_disconnect(call.future.cancel)
     service.request_registry.add(call)
     try:
-        found: list[Any] = await call.future
+        found: T = await call.future
     except asyncio.CancelledError:
         watcher.raise_if_disconnected()
         if call.is_cancelled:

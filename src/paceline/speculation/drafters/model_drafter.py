@@ -89,9 +89,9 @@ class DraftSequence(CacheSequence):
         self.last_tick = self.put_off_until = 0
 
     @property
-    def reads_cache(self) -> bool:
-        """Whether a prefix may come from the cache."""
-        return True
+    def max_cached_tokens(self) -> int:
+        """Most tokens that may come from the cache, also after a failed load."""
+        return len(self.token_ids) - 1
 
     @property
     def turn_key(self) -> tuple[float, int]:

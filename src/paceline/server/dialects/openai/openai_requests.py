@@ -45,6 +45,7 @@ from paceline.server.dialects.request_body import (
 
 # Sampling parameters whose shapes in OpenAI's bodies differ from their types here.
 _OF_OTHER_SHAPE = frozenset({"max_tokens", "seed", "logit_bias", "logprobs", "echo"})
+_OF_THE_LIBRARY = frozenset({"prompt_logprobs_start"})
 _DECLARED = rows_in("openai")
 # Of RequestOptions: what the API key, the header and the chat format decide; `lora` has a shape of its own.
 _NOT_OF_THE_BODY = frozenset({"tenant", "request_id", "lora", "preserved_tokens"})
@@ -52,9 +53,18 @@ _NOT_OF_THE_BODY = frozenset({"tenant", "request_id", "lora", "preserved_tokens"
 SAMPLING_EXTRAS = tuple(
     row.name
     for row in PARAMETERS
-    if row.kind != "code" and row.name not in _DECLARED and row.name not in _OF_OTHER_SHAPE
+    if row.kind != "code" and row.name not in {*_DECLARED, *_OF_OTHER_SHAPE, *_OF_THE_LIBRARY}
 )
 OPTION_EXTRAS = (*(f.name for f in dataclasses.fields(RequestOptions) if f.name not in _NOT_OF_THE_BODY), "lora")
+SCORING_FIELDS = (
+    "priority",
+    "queue_timeout_s",
+    "timeout_s",
+    "add_special",
+    "parse_special",
+    "cache_prompt",
+    "cache_salt",
+)
 EMBEDDING_OPTIONS = ("queue_timeout_s", "timeout_s", "truncate", "add_special", "parse_special")
 
 
@@ -122,6 +132,7 @@ _LORA = Annotated[dict[str, float] | None, SkipValidation]
 if TYPE_CHECKING:
     SamplingFields = OpenAIBody
     EmbeddingFields = OpenAIBody
+    ScoringFields = OpenAIBody
 else:
     SamplingFields = create_model(
         "Extras",
@@ -130,6 +141,7 @@ else:
         **_extras(RequestOptions, tuple(name for name in OPTION_EXTRAS if name != "lora")),
         lora=(_LORA, Field(default=None, description="paceline's own: scales of adapters by their names.")),
     )
+    ScoringFields = create_model("ScoringExtras", __base__=OpenAIBody, **_extras(RequestOptions, SCORING_FIELDS))
     EmbeddingFields = create_model("EmbeddingExtras", __base__=OpenAIBody, **_extras(RequestOptions, EMBEDDING_OPTIONS))
 
 
@@ -267,6 +279,18 @@ class ScoreBody(OpenAIBody):
     text_2: Annotated[str | list[str], SkipValidation] = Field(description="A text or a list of texts.")
     use_activation: bool | None = optional("False: the number of a reranker's head, without sigmoid.")
     truncate: Any = optional("paceline's own: as in RequestOptions, of text_2 with a reranker.")
+
+
+class ScoreChoicesBody(ScoringFields):
+    """The body of /v1/score_choices."""
+
+    prompt: Annotated[Any, SkipValidation] = Field(description="A text, or token ids.")
+    choices: Annotated[list[Any], SkipValidation] = Field(
+        description="Continuations of the prompt: texts, or lists of token ids if the prompt is one; none is empty."
+    )
+    length_normalization: Annotated[str | None, SkipValidation] = optional(
+        "The length by which log-likelihoods are divided before they become probabilities: none, tokens or bytes."
+    )
 
 
 class LoraBody(RequestBody):

@@ -1,11 +1,14 @@
-"""POST /v1/embeddings, and /classify and /score as vLLM has them. On the event loop; texts are tokenised in threads."""
+"""POST /v1/embeddings, /classify and /score as vLLM has them, and /v1/score_choices.
+
+On the event loop; texts are tokenised in threads.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,16 +18,25 @@ from starlette.responses import Response
 
 from paceline.engine.arguments import embedding_options, reranking_options
 from paceline.engine.results import check_prompt_name, checked_dimensions, probabilities, vectors
-from paceline.errors import InvalidParams, Unsupported
+from paceline.engine.scoring import (
+    ScoringCall,
+    checked_normalization,
+    encoded_choices,
+    probabilities_of,
+    scoring_options,
+)
+from paceline.errors import BatchError, InvalidParams, Unsupported
 from paceline.request import RequestOptions
 from paceline.server.api_errors import OPENAI_FORM, invalid_request, naming_param
 from paceline.server.dialects.dialect import model_warning
 from paceline.server.dialects.openai.openai_requests import (
     EMBEDDING_OPTIONS,
+    SCORING_FIELDS,
     ClassifyBody,
     OpenAIBody,
     OpenAIEmbeddingBody,
     ScoreBody,
+    ScoreChoicesBody,
     given_fields,
 )
 from paceline.server.dialects.request_body import merge_options, warned
@@ -36,12 +48,16 @@ from paceline.server.dialects.vectors import (
     embedding_input_options,
     score_pairs,
     truncate_side,
+    until_left,
     vector_options,
 )
 from paceline.server.json_bodies import OPENAI_ERRORS, encode_in_parts, large_json_response
 from paceline.server.request_context import RequestContext
 from paceline.server.routes import RouteFacts, Routes
+from paceline.server.running_request import MAX_LOGPROBS, MAX_REPEATED_CHARS, less_waited, run_in_turn
 from paceline.server.service import Service
+from paceline.streaming import FinishReason, Usage
+from paceline.streaming.chunk import ChoiceScore
 
 _POOLINGS = ("mean", "cls", "last")
 
@@ -206,3 +222,74 @@ def _scores_body(
 
 def _id(kind: str, request: Request) -> str:
     return f"{kind}-{RequestContext.of(request.scope).request_id}"
+
+
+CHOICE_ROUTES = Routes(_FACTS, tags=["engine"], responses=OPENAI_ERRORS)
+
+
+@CHOICE_ROUTES.post("/v1/score_choices", summary="Score choices after a prompt")
+async def score_choices(body: ScoreChoicesBody, request: Request) -> Response:
+    """Return the log-likelihood of each choice after the prompt, and their distribution; the shared prefix is computed once."""
+    service = Service.of(request.scope)
+    with naming_param(ScoreChoicesBody.model_fields):
+        warnings = body.field_warnings(strict=service.settings.strict_fields)
+        by = checked_normalization("none" if body.length_normalization is None else body.length_normalization)
+        given = given_fields(body)
+        server = {name: value for name, value in service.options(request, body.model).items() if name != "special"}
+        mine = {name: given[name] for name in SCORING_FIELDS if given.get(name) is not None}
+        RequestOptions(**mine)  # raises for wrong values
+        options = merge_options({"parse_special": True, **server}, mine)
+        scores, num_shared = await _choice_scores(service, request, body, options)
+    probs = probabilities_of(scores, by)
+    data = [
+        {
+            "index": score.index,
+            "object": "choice_score",
+            "logprob": score.logprob,
+            "prob": probs[score.index],
+            "is_greedy": score.is_greedy,
+            "num_bytes": score.num_bytes,
+            "token_ids": score.token_ids,
+            "logprobs": score.logprobs,
+        }
+        for score in scores
+    ]
+    num_tokens = num_shared + sum(len(score.token_ids) for score in scores)
+    return await large_json_response(_scores_body(service, body, _id("choices", request), data, num_tokens, warnings))
+
+
+async def _choice_scores(
+    service: Service, request: Request, body: ScoreChoicesBody, options: Mapping[str, Any]
+) -> tuple[list[ChoiceScore], int]:
+    """Return the scores, and the number of tokens before the scored ones."""
+    engine, context = service.engine(), RequestContext.of(request.scope)
+    if len(body.choices) > MAX_TEXTS:
+        raise InvalidParams(
+            f"choices: {len(body.choices)} choices are more than the {MAX_TEXTS} of one request; send several"
+        )
+    if isinstance(body.prompt, (str, list)) and len(body.prompt) * len(body.choices) > MAX_REPEATED_CHARS:
+        raise InvalidParams(
+            f"choices: the prompt is encoded with each of the {len(body.choices)} choices, and all of them may have "
+            f"{MAX_REPEATED_CHARS} characters together; send several requests"
+        )
+
+    def encode() -> ScoringCall:
+        encoded = encoded_choices(engine.tokenizer, body.prompt, body.choices, scoring_options(options))
+        num_scored = sum(map(len, encoded.prompts)) - encoded.num_shared * len(encoded.prompts)
+        if num_scored > MAX_LOGPROBS:
+            raise InvalidParams(
+                f"choices: {num_scored} tokens are more than the {MAX_LOGPROBS} of a response; send several requests"
+            )
+        return ScoringCall(engine, encoded, scoring_options(less_waited(options, context.waited_s)))
+
+    service.check_accepting()
+    call = await run_in_turn(service, request, encode, options)
+    service.check_accepting()
+    try:
+        scores = await until_left(service, request, call.result_async())
+    except BatchError as error:
+        raise error.__cause__ or error from None  # of the first choice that failed
+    num_shared = call.num_shared
+    num_tokens = num_shared + sum(len(score.token_ids) for score in scores)
+    context.finished.append((FinishReason.STOP, Usage(prompt_tokens=num_tokens)))
+    return scores, num_shared
