@@ -36,6 +36,7 @@ from paceline.cli.launch import launch
 from paceline.cli.machines import cluster_commands, rpc_serve
 from paceline.cli.model_commands import info, list_models, prune, pull, quantize, rm, show
 from paceline.cli.options import model_names
+from paceline.cli.perplexity import perplexity
 from paceline.cli.serve import run_server
 from paceline.cli.texts import embed, generate, tokenize
 from paceline.cli.watch import ps, top, trace_commands
@@ -60,6 +61,7 @@ _COMMANDS_ELSEWHERE: Final = {  # of Ollama and llama.cpp: the same command here
     "create": "options take the place of a Modelfile, as flags or in the config file",
     "llama-bench": "bench",
     "llama-cli": "run",
+    "llama-perplexity": "perplexity",
     "llama-quantize": "quantize",
     "llama-server": "serve",
     "login": "set HF_TOKEN, or run `hf auth login`, for gated models of the Hugging Face Hub",
@@ -433,7 +435,14 @@ def build_app(*, rich_help: bool = False) -> typer.Typer:
             "quantize": quantize,
             "cache": cache_commands,
         },
-        "Watching an engine": {"ps": ps, "top": top, "bench": bench, "trace": trace_commands, "info": info},
+        "Watching an engine": {
+            "ps": ps,
+            "top": top,
+            "bench": bench,
+            "perplexity": perplexity,
+            "trace": trace_commands,
+            "info": info,
+        },
         "Tokens and vectors": {"tokenize": tokenize, "embed": embed},
         "Several machines": {"rpc-serve": rpc_serve, "cluster": cluster_commands},
     }

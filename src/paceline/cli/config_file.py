@@ -25,7 +25,7 @@ from paceline.params import SamplingParams
 
 CONFIG_VARIABLE: Final = "PACELINE_CONFIG"
 MODEL_VARIABLE: Final = "PACELINE_MODEL"
-LOADING_COMMANDS: Final = ("run", "chat", "generate", "serve", "demo", "bench", "tokenize", "embed")
+LOADING_COMMANDS: Final = ("run", "chat", "generate", "serve", "demo", "bench", "perplexity", "tokenize", "embed")
 _GUIDE: Final = "docs/guide/command_line.md"
 
 

@@ -1,0 +1,67 @@
+"""`paceline perplexity`: windows, scored tokens and figures."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from paceline import LLM, Model, demo_model_path
+from paceline.cli.app import build_app
+from paceline.cli.perplexity import windows_of
+from paceline.errors import InvalidParams
+
+pytestmark = pytest.mark.native
+
+TEXT = "Once upon a time there was a little girl. She liked to play with her dog in the park. " * 8
+
+
+def measured(*arguments: str) -> dict[str, float]:
+    done = CliRunner().invoke(build_app(), ["perplexity", "-q", "--json", *arguments], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize(("stride", "first_scored"), [(None, 33), (16, 48)])
+def test_figures_are_those_of_scored_prompts(tmp_path: Path, stride: int | None, first_scored: int) -> None:
+    """Each window alone, as llama-perplexity cuts the text, or overlapping."""
+    file = tmp_path / "text.txt"
+    file.write_text(TEXT, encoding="utf-8")
+    found = measured(str(file), "-c", "64", "-np", "2", *(["--stride", str(stride)] if stride else []))
+    with LLM(num_slots=1, n_ctx=512) as llm:
+        ids = llm.tokenizer.encode(TEXT)
+        starts = range(0, len(ids) - 63, stride or 64)
+        scored: list[float] = []
+        num_bytes = 0
+        for start in starts:
+            window = ids[start : start + 64]
+            whole = llm.generate(window, max_tokens=0, prompt_logprobs=0, cache_prompt=False)
+            scored += [token.own for token in (whole.prompt_logprobs or ())[first_scored - 1 :]]
+            num_bytes += sum(len(llm.tokenizer.token_bytes(token)) for token in window[first_scored:])
+    assert found["scored_tokens"] == len(scored) == len(starts) * (64 - first_scored)
+    assert found["scored_bytes"] == num_bytes
+    mean = -sum(scored) / len(scored)
+    assert math.log(found["perplexity"]) == pytest.approx(mean, abs=1e-2)
+    assert found["bits_per_token"] == pytest.approx(mean / math.log(2), abs=1e-2)
+    assert found["bits_per_byte"] == pytest.approx(-sum(scored) / math.log(2) / num_bytes, abs=1e-2)
+
+
+def test_a_text_that_fills_no_window_is_refused() -> None:
+    """With the number of its tokens."""
+    with Model.load(demo_model_path(), vocab_only=True) as model:
+        windows = windows_of(model.tokenizer, TEXT, 64, None)
+        assert {len(window) for window in windows.token_ids} == {64}
+        with pytest.raises(InvalidParams, match="fewer than a window"):
+            windows_of(model.tokenizer, "Once upon a time", 64, None)
+
+
+def test_a_stride_is_less_than_a_window(tmp_path: Path) -> None:
+    """Else tokens between windows would be left out."""
+    file = tmp_path / "text.txt"
+    file.write_text(TEXT, encoding="utf-8")
+    done = CliRunner().invoke(build_app(), ["perplexity", str(file), "-c", "64", "--stride", "64"])
+    assert done.exit_code != 0
