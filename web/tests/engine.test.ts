@@ -93,8 +93,14 @@ describe("the timeline", () => {
     expect(endOf(tick(1, { n: 4, ms: 500, end_t: 9 }))).toBe(9);
   });
 
-  it("has a scale that holds the longest tick and the target", () => {
-    expect(layOut({ ...input, ticks: [tick(1, { ms: 3 })] }, 100).scaleMs).toBe(100);
+  it("shows a request that runs up to the end of the trace", () => {
+    const stays = [{ slot: 0, key: 1, start_s: 2, end_s: null }, { slot: 1, key: 2, start_s: 1, end_s: 3 }];
+    const { runs } = layOut({ ...input, from: 0, to: 10, stays, ticks: [] }, 100);
+    expect(runs.map((run) => [run.x, run.end])).toEqual([[20, 100], [10, 30]]);
+  });
+
+  it("has a scale that fits the longest tick, however far the target is", () => {
+    expect(layOut({ ...input, targetMs: 100, ticks: [tick(1, { ms: 3 })] }, 100).scaleMs).toBe(5);
     expect(layOut({ ...input, targetMs: null, ticks: [tick(1, { ms: 3 })] }, 100).scaleMs).toBe(5);
     expect(layOut({ ...input, ticks: [tick(1, { ms: 900 })] }, 100).scaleMs).toBe(2000);
   });

@@ -1,5 +1,5 @@
 import { render } from "preact";
-import { describe, expect, it, vi } from "vitest";
+import { beforeAll, describe, expect, it, vi } from "vitest";
 import { loadTypesetter } from "../src/markdown/formula";
 import { safeAddress } from "../src/markdown/links";
 import { Markdown } from "../src/markdown/markdown";
@@ -15,7 +15,7 @@ const ALLOWED = new Set(
   "div p a strong em del code pre span br hr ul ol li input blockquote h3 h4 h5 h6 table thead tbody tr th td button svg path".split(" "),
 );
 const ATTRIBUTES = new Set(
-  "class href target rel title type disabled checked aria-label aria-hidden focusable tabindex role start viewBox d".split(" "),
+  "class href target rel title type disabled checked aria-label aria-hidden focusable tabindex role start viewBox d dir".split(" "),
 );
 
 /** Assert that there is nothing that could run, load or send anything. */
@@ -107,6 +107,12 @@ describe("Markdown of a model", () => {
     expect(root.querySelector("input")?.checked).toBe(true);
   });
 
+  it("has the direction of its own text in each block", () => {
+    const root = shown("שלום עולם\n\nHello\n\n- שלום\n\n| שלום |\n|---|\n| a |\n\n# שלום\n\n```\nx\n```");
+    const directed = [...root.querySelectorAll("[dir]")].map((one) => `${one.localName} ${one.getAttribute("dir")}`);
+    expect(directed).toEqual(["p auto", "p auto", "ul auto", "th auto", "td auto", "h3 auto", "pre ltr"]);
+  });
+
   it("names an image and links to it, and loads nothing", () => {
     const root = shown("![a cat](https://example.org/cat.png)");
     expect(root.querySelector("img")).toBeNull();
@@ -175,9 +181,12 @@ describe("formulas", () => {
     "are no amounts, variables or code: %s",
     (text) => expect(source(text)).toBe(""),
   );
+});
 
-  it("are MathML once the library is there, and their source if they are no valid TeX", async () => {
-    await loadTypesetter();
+describe("formulas with the library", () => {
+  beforeAll(loadTypesetter, 60_000);
+
+  it("are MathML once the library is there, and their source if they are no valid TeX", () => {
     const root = shown("so $x_{i}^{*}$ and\n\n$$\\frac{a}{b}$$\n\nbut $\\frac{a$");
     expect(root.querySelector("math msubsup")?.textContent).toBe("xi∗");
     expect(root.querySelector("math")?.namespaceURI).toBe("http://www.w3.org/1998/Math/MathML");
@@ -195,8 +204,7 @@ describe("formulas", () => {
     "$\\def\\a{\\a\\a}\\a$",
     "$a \\rule{1e9em}{1e9em}$",
     "$\\vec{a} \\cancel{b} \\boxed{c} \\xrightarrow{d} \\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}$",
-  ])("cannot run or load anything: %s", async (text) => {
-    await loadTypesetter();
+  ])("cannot run or load anything: %s", (text) => {
     const root = shown(text);
     for (const element of root.querySelectorAll("*")) {
       expect(["div", "p", "span", "code"].includes(element.localName) || element.namespaceURI?.endsWith("MathML")).toBe(true);

@@ -88,6 +88,14 @@ const away: Resumed = { kind: "unreachable", error: new ApiError("away", 0) };
 const stream = (...parts: Array<string | Error>): Resumed => ({ kind: "stream", response: response(...parts) });
 
 describe("Reply", () => {
+  it("is sent again when the server invites to, after the time that it names", async () => {
+    const busy = (retryAfterMs: number | null): ApiError => new ApiError("too many", 429, "queue_full", "", retryAfterMs);
+    const server = new Server([busy(7000), busy(3_600_000), response(text("a"), end, DONE)]);
+    expect((await run(server)).last).toMatchObject({ content: "a", state: "done" });
+    expect(server.waits).toEqual([7000, 60_000]);
+    expect((await run(new Server([busy(null)]))).last).toMatchObject({ state: "failed", errorCode: "queue_full" });
+  });
+
   it("puts text, thinking, calls and counts together", async () => {
     const call = (delta: object): string => event({ choices: [{ delta: { tool_calls: [delta] } }] });
     const server = new Server([

@@ -146,6 +146,25 @@ describe("ConversationStore", () => {
     expect(contents(theirs)[0]).toBe("one");
   });
 
+  it("puts a reply that is tried again in the place of the failed one, unless something follows it", async () => {
+    const opened = store.create();
+    const start = server.start.bind(server);
+    server.start = async () => Promise.reject(new ApiError("no", 400, "prompt_too_long"));
+    await store.send(opened, null, "one", []);
+    const [first, failed] = opened.path.peek() as [string, string];
+    expect(opened.message(failed).peek()).toMatchObject({ state: "failed", errorCode: "prompt_too_long" });
+    await store.retry(opened, failed);
+    expect(opened.tree.siblings(opened.path.peek()[1] as string)).toHaveLength(1);
+    await store.send(opened, opened.path.peek()[1] as string, "behind it", []);
+    server.start = start;
+    await store.retry(opened, opened.path.peek()[1] as string);
+    expect(contents(opened)).toEqual(["one", 're: "one"']);
+    expect(opened.tree.siblings(opened.path.peek()[1] as string)).toHaveLength(2);
+    await store.flush();
+    expect((await database.messages(opened.id)).map((one) => one.id)).not.toContain(failed);
+    expect(opened.has(first)).toBe(true);
+  });
+
   it("stops a reply that another tab generates", async () => {
     server = new Endless();
     const [writing, other] = [newStore(), newStore()];

@@ -5,6 +5,8 @@ export class ApiError extends Error {
     readonly status: number,
     readonly code: string = "",
     readonly param: string = "",
+    /** The time after which the server invites another try; null: it does not. */
+    readonly retryAfterMs: number | null = null,
   ) {
     super(message);
     this.name = "ApiError";
@@ -23,9 +25,9 @@ interface ErrorBody {
 }
 
 /** Parse an error of any of the server's shapes; other bodies become a sentence about the status. */
-export function errorOfBody(body: unknown, status: number): ApiError {
+export function errorOfBody(body: unknown, status: number, retryAfterMs: number | null = null): ApiError {
   const inner = typeof body === "object" && body !== null ? (body as { error?: unknown }).error : undefined;
-  if (typeof inner === "string") return new ApiError(inner, status);
+  if (typeof inner === "string") return new ApiError(inner, status, "", "", retryAfterMs);
   if (typeof inner === "object" && inner !== null) {
     const { message, code, param } = inner as ErrorBody;
     return new ApiError(
@@ -33,9 +35,10 @@ export function errorOfBody(body: unknown, status: number): ApiError {
       status,
       code === undefined || code === null ? "" : String(code),
       typeof param === "string" ? param : "",
+      retryAfterMs,
     );
   }
-  return new ApiError(`The server returned status ${status}.`, status);
+  return new ApiError(`The server returned status ${status}.`, status, "", "", retryAfterMs);
 }
 
 /** Return an error as a sentence for people. */

@@ -47,9 +47,11 @@ async function sent(path: string, init: RequestInit, key: string): Promise<Respo
 }
 
 async function errorOf(response: Response): Promise<ApiError> {
+  const seconds = Number.parseFloat(response.headers.get("retry-after") ?? "");
+  const retryAfterMs = Number.isFinite(seconds) ? 1000 * seconds : null;
   try {
-    return errorOfBody(await response.json(), response.status);
+    return errorOfBody(await response.json(), response.status, retryAfterMs);
   } catch {
-    return errorOfBody(null, response.status);
+    return errorOfBody(null, response.status, retryAfterMs);
   }
 }

@@ -8,6 +8,7 @@ import { Icon } from "../ui/icon";
 import { goTo } from "../ui/route";
 import { Composer } from "./composer";
 import { MessageList } from "./message_list";
+import { failureText } from "./message_view";
 import { ModelSelect } from "./model_select";
 import { SettingsPanel } from "./settings_panel";
 
@@ -126,7 +127,7 @@ function useAnnouncedReplies(app: App, opened: OpenConversation): void {
 
 function spoken(opened: OpenConversation, id: string): string {
   const message = opened.message(id).peek();
-  if (message.state === "failed") return `The reply failed: ${message.error ?? ""}`;
+  if (message.state === "failed") return `The reply failed: ${failureText(message)}`;
   const text = message.content.length > MOST_SAID ? `${message.content.slice(0, MOST_SAID)}… and more` : message.content;
   const calls = message.toolCalls?.map((call) => `It calls ${call.name}.`).join(" ") ?? "";
   return `${message.state === "stopped" ? "Stopped" : "Reply"}: ${text} ${calls}`;

@@ -1,6 +1,7 @@
 import { useComputed } from "@preact/signals";
 import type { ComponentChildren, VNode } from "preact";
-import { useMemo, useState } from "preact/hooks";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import type { ModelEntry } from "../api/types";
 import type { App } from "../app";
 import type { Attachment, Message } from "../conversations/model";
 import type { Phase, Reply } from "../conversations/reply";
@@ -15,7 +16,10 @@ import { goTo } from "../ui/route";
 import { MessageEditor } from "./message_editor";
 import { shownCount } from "../ui/shown";
 import { costsOf } from "./numbers";
+import { focusComposer } from "./text_area";
 import { ToolCalls } from "./tool_calls";
+
+const EDIT = "Edit, as a new branch"; // also finds the button
 
 interface Props {
   app: App;
@@ -28,19 +32,26 @@ interface Props {
 /** One message with its actions. Drawn again only when it changes itself. */
 export const MessageView = memo(function MessageView({ app, opened, id, isLast }: Props): VNode | null {
   const [isEditing, setEditing] = useState(false);
+  const article = useRef<HTMLElement>(null);
+  const wasEditing = useRef(false);
+  useEffect(() => {
+    if (wasEditing.current && !isEditing) article.current?.querySelector<HTMLElement>(`[aria-label="${EDIT}"]`)?.focus();
+    wasEditing.current = isEditing;
+  }, [isEditing]);
   // Computed, so that a reply that begins or ends draws itself again, and not all messages.
   const reply = useComputed(() => app.store.replies.value.get(id)).value;
   const hasSchema = useComputed(() => opened.facts.value.schema !== "").value;
   if (!opened.has(id)) return null;
   const message = opened.message(id).value;
-  if (message.role === "tool") return <ToolResult message={message} />;
+  if (message.role === "tool") return <ToolResult message={message} name={toolName(opened, message)} />;
   const isUser = message.role === "user";
   const edit = (content: string, attachments: readonly Attachment[]): void => {
     setEditing(false);
     void app.store.send(opened, message.parent, content, attachments);
+    focusComposer();
   };
   return (
-    <article class={`message ${message.role}`} aria-label={isUser ? "Your message" : "Reply"} data-state={message.state}>
+    <article ref={article} class={`message ${message.role}`} aria-label={isUser ? "Your message" : "Reply"} data-state={message.state}>
       {isEditing ? (
         <MessageEditor message={message} onSend={edit} onCancel={() => setEditing(false)} />
       ) : (
@@ -55,7 +66,7 @@ function UserBody({ message }: { message: Message }): VNode {
   return (
     <>
       {message.attachments && <Attachments attachments={message.attachments} />}
-      {message.content && <div class="user-text">{message.content}</div>}
+      {message.content && <div class="user-text" dir="auto">{message.content}</div>}
     </>
   );
 }
@@ -89,7 +100,7 @@ function ReplyBody({ app, opened, message, isLast, reply, hasSchema }: ReplyProp
       {message.reasoning && <Thinking text={message.reasoning} isNow={isThinking} tokens={message.usage?.completion_tokens_details?.reasoning_tokens} />}
       {message.content && <ReplyText text={message.content} isJson={hasSchema && !isStreaming} />}
       {message.toolCalls && <ToolCalls {...{ app, opened, message, isLast }} calls={message.toolCalls} />}
-      {isStreaming && <PhaseLine phase={reply?.phase.value} hasText={Boolean(message.content || message.reasoning)} />}
+      {isStreaming && <PhaseLine {...{ app, opened }} phase={reply?.phase.value} hasText={Boolean(message.content || message.reasoning)} />}
       <Ending {...{ app, opened, message }} />
     </>
   );
@@ -122,8 +133,16 @@ function Thinking({ text, isNow, tokens }: { text: string; isNow: boolean; token
   );
 }
 
-function PhaseLine({ phase, hasText }: { phase: Phase | undefined; hasText: boolean }): VNode | null {
-  const text = phaseText(phase, hasText);
+const ASK_MS = 1000; // for the state of a model, while a request may load it
+
+function PhaseLine({ app, opened, phase, hasText }: Pick<Props, "app" | "opened"> & { phase: Phase | undefined; hasText: boolean }): VNode | null {
+  const isSending = phase?.kind === "sending" || phase?.kind === "loading";
+  useEffect(() => {
+    if (!isSending) return undefined;
+    const timer = setInterval(() => void app.server.refresh(), ASK_MS);
+    return () => clearInterval(timer);
+  }, [isSending]);
+  const text = phaseText(phase, hasText, app.server.entry(opened.facts.value.model));
   if (text === null) return <span class="caret" aria-hidden="true" />;
   return (
     <p class={`phase ${phase?.kind ?? "elsewhere"}`}>
@@ -134,8 +153,11 @@ function PhaseLine({ phase, hasText }: { phase: Phase | undefined; hasText: bool
 }
 
 /** Return the reason why a reply waits, in words; null: it does not wait. */
-export function phaseText(phase: Phase | undefined, hasText: boolean): string | null {
+export function phaseText(phase: Phase | undefined, hasText: boolean, model?: ModelEntry): string | null {
   if (!phase) return "Another tab has this reply.";
+  if (model?.state === "loading" && (phase.kind === "sending" || phase.kind === "loading")) {
+    return `${model.id} is loading, ${Math.round(100 * model.progress)} %`;
+  }
   switch (phase.kind) {
     case "sending":
       return hasText ? null : "Waiting for the server…";
@@ -165,14 +187,19 @@ function Ending({ app, opened, message }: { app: App; opened: OpenConversation; 
       )}
       {message.state === "failed" && (
         <div class="failure" role="alert">
-          <p>{message.error}</p>
+          <p>{failureText(message)}</p>
           {message.stream && (
             <button type="button" class="button" onClick={() => void app.store.goOn(opened, message.id)}>
               Go on with it
             </button>
           )}
+          {message.errorCode === "prompt_too_long" && (
+            <button type="button" class="button" onClick={() => goTo({ view: "new" })}>
+              New conversation
+            </button>
+          )}
           {again !== null && (
-            <button type="button" class="button" onClick={() => void app.store.reply(opened, again)}>
+            <button type="button" class="button" onClick={() => void app.store.retry(opened, message.id)}>
               Try again
             </button>
           )}
@@ -182,12 +209,38 @@ function Ending({ app, opened, message }: { app: App; opened: OpenConversation; 
   );
 }
 
-function ToolResult({ message }: { message: Message }): VNode {
+function toolName(opened: OpenConversation, result: Message): string {
+  for (let id = result.parent; id !== null && opened.has(id); id = opened.message(id).peek().parent) {
+    const found = opened.message(id).peek().toolCalls?.find((call) => call.id === result.toolCallId);
+    if (found) return found.name;
+  }
+  return "a tool";
+}
+
+/** Return the reason of a failed reply, and the way out that the page has. */
+export function failureText({ error, errorCode }: Message): string {
+  switch (errorCode) {
+    case "prompt_too_long":
+      return "This conversation is longer than the model can read at once. Delete or shorten earlier messages, or begin a new conversation.";
+    case "no_kv_slot":
+      return "The server has no memory left for a conversation of this length. Try again with a shorter one.";
+    case "queue_full":
+    case "too_many_requests":
+    case "too_many_bytes":
+      return "The server is busy. Try again in a moment.";
+    case "unreachable":
+      return "The server cannot be reached. Check that it is running, then try again.";
+    default:
+      return error ?? "The reply failed.";
+  }
+}
+
+function ToolResult({ message, name }: { message: Message; name: string }): VNode {
   return (
-    <article class="message tool" aria-label="Result of a tool">
+    <article class="message tool" aria-label={`Result of ${name}`}>
       <details>
         <summary>
-          <Icon name="tool" /> <span>Result</span> <span class="muted">{message.content.slice(0, 80)}</span>
+          <Icon name="tool" /> <span>Result of {name}</span> <span class="muted">{message.content.slice(0, 80)}</span>
         </summary>
         <pre tabIndex={0}>{message.content}</pre>
       </details>
@@ -208,6 +261,7 @@ function Actions({ app, opened, message, onEdit }: ActionsProps): VNode | null {
   const remove = async (): Promise<void> => {
     if (await confirmed("Delete this message and all that follows it?", "Delete")) {
       await app.store.deleteBranch(opened, message.id);
+      focusComposer();
     }
   };
   const parent = message.parent;
@@ -215,7 +269,7 @@ function Actions({ app, opened, message, onEdit }: ActionsProps): VNode | null {
     <footer class="message-actions">
       <Branches {...{ app, opened, message }} />
       <CopyButton text={() => message.content} label="Copy message" />
-      {onEdit && <Action icon="edit" label="Edit, as a new branch" onClick={onEdit} />}
+      {onEdit && <Action icon="edit" label={EDIT} onClick={onEdit} />}
       {message.role === "assistant" && parent !== null && (
         <Action icon="retry" label="Regenerate, as a new branch" onClick={() => void app.store.reply(opened, parent)} />
       )}

@@ -33,6 +33,8 @@ export interface Message {
   toolCallId?: string;
   model?: string;
   error?: string;
+  /** The server's code of the error, such as `prompt_too_long`. */
+  errorCode?: string;
   /** Notes for a reader about the making of the reply: interruptions, warnings of the server. */
   notes?: string[];
   stream?: StreamPosition;

@@ -34,10 +34,12 @@ export interface ReplyHost {
 
 const FIRST_WAIT_MS = 300;
 const MOST_WAIT_MS = 4000;
+const MOST_INVITED_MS = 60_000; // until a request that was refused is sent again, whatever the server says
 const MOST_FRUITLESS = 5; // requests in a row of which the server says that it ends them, without anything new
 // Ends of a stream of a server that goes away: its text goes on elsewhere.
 const ENDED_BY_SERVER = new Set(["shutdown", "engine_stopped", "engine_died", "model_unloaded", "offset_lost"]);
 
+const BUSY = "the server is busy. The message is sent again by itself.";
 const CONTINUED = "The server lost this stream, as it does when it is restarted. The reply went on from where it was.";
 const STARTED_AGAIN = "The server lost this stream, as it does when it is restarted. The reply was started again.";
 const RECONNECTED = "The connection was lost for a while. The stream went on without a gap.";
@@ -77,7 +79,7 @@ export class Reply {
       this.#finish({ state: "done" });
     } catch (error) {
       if (this.#abort.signal.aborted) this.#finish({ state: "stopped" });
-      else this.#finish({ state: "failed", error: messageOf(error) });
+      else this.#finish({ state: "failed", error: messageOf(error), ...(error instanceof ApiError && { errorCode: error.code }) });
     }
   }
 
@@ -101,10 +103,12 @@ export class Reply {
       try {
         return await this.transport.start(body, id, this.#abort.signal);
       } catch (error) {
-        const isWorthIt = error instanceof ApiError && (error.code === "loading" || error.status === 503);
-        if (!isWorthIt && !(this.#isAccepted && error instanceof ApiError && error.isTemporary)) throw error;
-        this.phase.value = { kind: "loading", message: messageOf(error) };
-        await this.transport.wait(wait, this.#abort.signal);
+        if (!(error instanceof ApiError)) throw error;
+        const isInvited = error.status === 429 && error.retryAfterMs !== null;
+        const isWorthIt = error.code === "loading" || error.status === 503 || isInvited;
+        if (!isWorthIt && !(this.#isAccepted && error.isTemporary)) throw error;
+        this.phase.value = { kind: "loading", message: error.status === 429 ? BUSY : messageOf(error) };
+        await this.transport.wait(Math.max(wait, Math.min(error.retryAfterMs ?? 0, MOST_INVITED_MS)), this.#abort.signal);
       }
     }
   }
@@ -210,7 +214,7 @@ export class Reply {
     this.host.changed(message, false);
   }
 
-  #finish(end: Pick<Message, "state"> & { error?: string }): void {
+  #finish(end: Pick<Message, "state" | "error" | "errorCode">): void {
     const { stream, ...rest } = this.message;
     this.message = { ...rest, ...end, ...(!this.#isStreamKnown && end.state === "failed" && stream && { stream }) };
     this.host.changed(this.message, true);

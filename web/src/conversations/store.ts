@@ -172,6 +172,14 @@ export class ConversationStore {
     await this.#run(opened, message);
   }
 
+  /** Generate a failed reply again, in its place if nothing follows it. */
+  async retry(opened: OpenConversation, id: string): Promise<void> {
+    const parent = opened.has(id) ? opened.message(id).peek().parent : null;
+    if (parent === null) return;
+    if (!opened.all().some((one) => one.parent === id)) await this.deleteBranch(opened, id);
+    await this.reply(opened, parent);
+  }
+
   /** Go on with a reply that failed before the server reported the state of its stream. */
   async goOn(opened: OpenConversation, id: string): Promise<void> {
     if (opened.has(id) && opened.message(id).peek().stream) await this.#takeOver(opened, opened.message(id).peek());
@@ -296,7 +304,7 @@ export class ConversationStore {
     await this.#tabs.owning(message.id, async () => {
       const saved = await this.database.message(message.id);
       if (!saved || opened.isDeleted.peek() || !opened.has(saved.id)) return;
-      const { error: _, ...going } = saved;
+      const { error: _, errorCode: __, ...going } = saved;
       opened.put(isUnfinished(saved) ? { ...going, state: "streaming" } : saved);
       if (isUnfinished(saved)) await this.#generate(opened, opened.message(saved.id).peek());
     });

@@ -105,7 +105,7 @@ function SlotRow({ slot, isFocused, onFocus }: { slot: SlotEntry; isFocused: boo
         <span class={`state ${slot.state}`}>{slot.state}</span>
         {slot.num_preempted > 0 && <span class="state preempted">preempted {slot.num_preempted}×</span>}
       </td>
-      <td class="align-right">{shownRate(slot.tokens_per_s)}</td>
+      <td class="align-right">{shownRate(slot.state === "prefilling" ? null : slot.tokens_per_s)}</td>
       <td>
         <Progress slot={slot} />
       </td>

@@ -6,8 +6,8 @@ export interface TimelineInput {
   marks: readonly Mark[];
   numSlots: number;
   targetMs: number | null;
-  /** The request in each slot, if it is known otherwise than by the ticks. */
-  stays?: ReadonlyArray<{ slot: number; key: number; start_s: number; end_s: number }>;
+  /** The request in each slot, if it is known otherwise than by the ticks. end_s: null while it runs. */
+  stays?: ReadonlyArray<{ slot: number; key: number; start_s: number; end_s: number | null }>;
   /** The moments at the left and right edge, on the engine's clock. */
   from: number;
   to: number;
@@ -56,7 +56,7 @@ export interface TimelineLayout {
 }
 
 const NARROWEST = 1.5; // pixels of a bar
-const SCALES_MS = [5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 60_000];
+const SCALES_MS = [2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 60_000];
 
 /** Lay out ticks over `width` pixels: lanes are slots, columns are durations of ticks. Pure. */
 export function layOut(input: TimelineInput, width: number): TimelineLayout {
@@ -74,10 +74,10 @@ export function layOut(input: TimelineInput, width: number): TimelineLayout {
   }
   const runs = input.stays
     ? input.stays
-        .filter((stay) => stay.end_s >= input.from && stay.start_s <= input.to)
-        .map((stay) => ({ lane: stay.slot, key: stay.key, x: x(stay.start_s), end: x(stay.end_s) }))
+        .filter((stay) => (stay.end_s ?? input.to) >= input.from && stay.start_s <= input.to)
+        .map((stay) => ({ lane: stay.slot, key: stay.key, x: x(stay.start_s), end: x(stay.end_s ?? input.to) }))
     : runsOf(bars);
-  const longest = Math.max(input.targetMs ?? 0, ...columns.map((one) => one.ms)) * 1.15;
+  const longest = Math.max(...columns.map((one) => one.ms), SCALES_MS[0] ?? 0) * 1.15;
   return {
     runs,
     bars,

@@ -143,6 +143,11 @@ function paintTarget(
   context.fillStyle = palette.line;
   context.fillRect(GUTTER, frame.columnsBottom, frame.width, 1);
   if (targetMs === null) return;
+  if (targetMs > scaleMs) { // far above: a scale with it would leave the columns flat
+    context.textAlign = "left";
+    context.fillText(`↑ target ${targetMs} ms`, GUTTER + 5, frame.columnsTop + 4);
+    return;
+  }
   const y = frame.columnsBottom - (targetMs / scaleMs) * COLUMNS;
   context.strokeStyle = palette.ink;
   context.lineWidth = 1;

@@ -9,7 +9,7 @@ export interface TraceData {
   ticks: Tick[];
   marks: Mark[];
   requests: TraceRequest[];
-  stays: Array<{ slot: number; key: number; choice: number; start_s: number; end_s: number; ending: string }>;
+  stays: Array<{ slot: number; key: number; choice: number; start_s: number; end_s: number | null; ending: string | null }>;
 }
 
 export interface TraceRequest {

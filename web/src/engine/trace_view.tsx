@@ -155,7 +155,7 @@ function Overview({ trace, window, onChange }: WindowProps): VNode {
         <i
           style={{
             left: share(stay.start_s),
-            width: share(stay.end_s - stay.start_s),
+            width: share((stay.end_s ?? trace.end_s) - stay.start_s),
             top: `${(100 * stay.slot) / trace.config.num_slots}%`,
             height: `${Math.max(4, 90 / trace.config.num_slots)}%`,
           }}

@@ -11,7 +11,7 @@ export function CodeBlock({ code, language }: { code: string; language: string }
         <span>{name || "text"}</span>
         <CopyButton text={() => code} label="Copy code" />
       </div>
-      <pre tabIndex={0} aria-label={`Code, ${name || "text"}`}>
+      <pre tabIndex={0} dir="ltr" aria-label={`Code, ${name || "text"}`}>
         <code>{highlighted(code, name.toLowerCase())}</code>
       </pre>
     </div>

@@ -52,7 +52,7 @@ function block(token: Token, depth: number): ComponentChildren {
     case "heading":
       return heading(token as Tokens.Heading);
     case "paragraph":
-      return <p>{inlines(token as Tokens.Paragraph)}</p>;
+      return <p dir="auto">{inlines(token as Tokens.Paragraph)}</p>;
     case "text":
       return inlines(token as Tokens.Text);
     case "code":
@@ -79,9 +79,9 @@ function blocks(tokens: readonly Token[], depth: number): ComponentChildren {
 function heading(token: Tokens.Heading): VNode {
   const children = inlines(token);
   // The page has the first two levels itself.
-  if (token.depth === 1) return <h3>{children}</h3>;
-  if (token.depth === 2) return <h4>{children}</h4>;
-  return token.depth === 3 ? <h5>{children}</h5> : <h6>{children}</h6>;
+  if (token.depth === 1) return <h3 dir="auto">{children}</h3>;
+  if (token.depth === 2) return <h4 dir="auto">{children}</h4>;
+  return token.depth === 3 ? <h5 dir="auto">{children}</h5> : <h6 dir="auto">{children}</h6>;
 }
 
 function list(token: Tokens.List, depth: number): VNode {
@@ -91,15 +91,15 @@ function list(token: Tokens.List, depth: number): VNode {
       {blocks(item.tokens.filter((one) => one.type !== "checkbox"), depth)}
     </li>
   ));
-  if (!token.ordered) return <ul>{items}</ul>;
-  return <ol start={typeof token.start === "number" ? token.start : 1}>{items}</ol>;
+  if (!token.ordered) return <ul dir="auto">{items}</ul>;
+  return <ol dir="auto" start={typeof token.start === "number" ? token.start : 1}>{items}</ol>;
 }
 
 function table(token: Tokens.Table): VNode {
   const cell = (one: Tokens.TableCell, at: number, tag: "td" | "th"): VNode => {
     const align = token.align[at];
     const Tag = tag;
-    return <Tag class={align ? `align-${align}` : ""}>{inlines(one)}</Tag>;
+    return <Tag dir="auto" class={align ? `align-${align}` : ""}>{inlines(one)}</Tag>;
   };
   return (
     <div class="table" tabIndex={0} role="region" aria-label="Table">
