@@ -115,7 +115,6 @@ def test_an_array_that_changes_during_a_pass_changes_nothing(llama: Model) -> No
         (lambda c: Model.load(c.path, devices="CPU"), "devices"),
         (lambda c: Model.load(c.path, tensor_split=5), "tensor_split"),
     ],
-    ids=str,
 )
 def test_a_wrong_type_is_named(llama: Model, call: Callable[[Any], object], words: str) -> None:
     """InvalidType, which is a TypeError, with the field, not an error from somewhere inside."""

@@ -111,7 +111,6 @@ def test_schemas_with_countless_alternatives_end_soon() -> None:
         ({"anyOf": [{"type": "string"}, {}]}, None),
         ({"allOf": [{"type": ["string", "integer"]}, {"type": "number"}]}, {"integer"}),
     ],
-    ids=str,
 )
 def test_types_are_those_that_a_schema_allows(schema: dict[str, Any], types: set[str] | None) -> None:
     """None: any."""

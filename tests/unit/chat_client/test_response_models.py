@@ -374,7 +374,6 @@ TABLE_SIZE = len(TABLE.pieces)
         (re.Pattern, '"a+"', '"("'),
         (Overlapping, '{"t":"leaf","value":1}', '{"value":5}'),
     ],
-    ids=repr,
 )
 def test_values_that_cannot_be_enforced_are_parsed_afterwards(kind: Any, instance: str, other: str) -> None:
     """The schema compiles without it."""
