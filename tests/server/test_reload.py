@@ -31,7 +31,7 @@ from paceline.server.service import Service
 from paceline.server.serving import LIVE, SettingsReload
 from paceline.server.settings import ApiKey, ServerSettings
 
-CONFIG, KEYS = "/paceline/config.toml", "/paceline/keys"
+CONFIG, KEYS, PRESETS = "/paceline/config.toml", "/paceline/keys", "/paceline/presets.ini"
 
 
 class World:
@@ -52,6 +52,31 @@ class World:
     @property
     def settings(self) -> ServerSettings:
         return self.service.settings
+
+
+class RouterWorld:
+    """A router of the model "small" on fake engines, whose files a test changes. flags: of its config file, besides presets."""
+
+    def __init__(self, flags: str = "") -> None:
+        self.files = FakeFiles({PRESETS: "[small]\nmodel = small.gguf\n"})
+        self.write_config(flags)
+        self.source = SettingsSource(self._read(), self._read, self._models_of, lambda _: None)
+        started = self.source.started
+        app = build_router_app(started.settings, self._models_of(started), FakeLoader())  # type: ignore[arg-type]
+        self.service = app.state.service
+        self.reload = SettingsReload(self.service, self.source, None, self.service.models)
+
+    def write_config(self, flags: str) -> None:
+        self.files.contents[CONFIG] = f"[serve]\nmodels-preset = '{PRESETS}'\n{flags}"
+
+    def names(self) -> list[str]:
+        return [preset.name for preset in self.service.models.presets()]
+
+    def _read(self) -> Any:
+        return resolve(["--config", CONFIG], {}, self.files, downloads=False)  # type: ignore[arg-type]
+
+    def _models_of(self, found: Any) -> ModelPresets:
+        return ModelPresets(found, self.files)  # type: ignore[arg-type]
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
@@ -92,6 +117,36 @@ def test_settings_of_requests_change_and_others_are_named(caplog: pytest.LogCapt
         await world.reload.run()
         assert world.settings.sampling == {}
         assert lines(caplog)[0][0] == "INFO"
+
+    asyncio.run(main())
+
+
+def test_flags_without_effect_are_not_named(caplog: pytest.LogCaptureFixture) -> None:
+    """Of flags that are accepted for llama-server's sake nothing has changed."""
+
+    async def main() -> None:
+        world = World("[serve]\n")
+        world.files.contents[CONFIG] = "[serve]\nwarmup = false\nnuma = 'isolate'\n"
+        await world.reload.run()
+        assert lines(caplog) == [("INFO", "the settings were read again: changed: nothing")]
+
+    asyncio.run(main())
+
+
+def test_scales_of_adapters_that_a_request_sets_during_a_reload_stay() -> None:
+    """A reload takes over its own settings alone."""
+
+    async def main() -> None:
+        world = World("[serve]\ntemp = 0.5\n")
+
+        def set_scales(_: ServerSettings) -> None:
+            world.service.set_lora_scales({"style": 0.5})
+
+        world.reload = SettingsReload(world.service, replace(world.source, set_up_logging=set_scales), None)
+        world.files.contents[CONFIG] = "[serve]\ntemp = 0.6\n"
+        await world.reload.run()
+        assert world.settings.sampling == {"temperature": 0.6}
+        assert world.settings.lora_scales == {"style": 0.5}
 
     asyncio.run(main())
 
@@ -169,7 +224,7 @@ def test_a_server_is_not_opened_to_everyone_by_a_reload(caplog: pytest.LogCaptur
         world.files.contents[CONFIG] = "[serve]\n"
         await world.reload.run()
         assert [key.secret for key in world.settings.api_keys] == ["one"]
-        assert lines(caplog)[0][1].endswith("a restart is needed for a server without keys")
+        assert lines(caplog)[0][1].endswith("changed: nothing; a restart is needed for a server without keys")
         open_world = World("")
         open_world.files.contents[CONFIG] = "[serve]\napi-key = ['one', 'two']\n"
         await open_world.reload.run()
@@ -205,41 +260,67 @@ def test_new_connections_get_the_new_certificate(tmp_path: Path) -> None:
 
 def test_a_router_reads_its_models_again(caplog: pytest.LogCaptureFixture) -> None:
     """Presets, limits and flags of models take effect; a broken file of presets changes neither models nor keys."""
-    config, presets = "[serve]\nmodels-preset = 'p.ini'\nmodels-max = 2\nport = 1\n", "[small]\nmodel = small.gguf\n"
-    files = FakeFiles({CONFIG: config, "p.ini": presets})
-
-    def read() -> Any:
-        return resolve(["--config", CONFIG], {}, files, downloads=False)  # type: ignore[arg-type]
-
-    def models_of(found: Any) -> ModelPresets:
-        return ModelPresets(found, files)  # type: ignore[arg-type]
+    world = RouterWorld("models-max = 2\nport = 1\n")
 
     async def main() -> None:
-        source = SettingsSource(read(), read, models_of, lambda _: None)
-        service = build_router_app(
-            source.started.settings,
-            models_of(source.started),
-            FakeLoader(),  # type: ignore[arg-type]
-        ).state.service
-        reload = SettingsReload(service, source, None, service.models)
-        await service.start()
-        files.contents[CONFIG] = (
-            config.replace("= 2", "= 3").replace("= 1", "= 2") + "ctx-size = 1024\napi-key = 'one'\n"
-        )
-        files.contents["p.ini"] = presets + "[large]\nmodel = large.gguf\n"
-        await reload.run()
-        assert [preset.name for preset in service.models.presets()] == ["small", "large"]
-        manager = service.models.manager
+        await world.service.start()
+        world.write_config("models-max = 3\nport = 2\nctx-size = 1024\napi-key = 'one'\n")
+        world.files.contents[PRESETS] += "[large]\nmodel = large.gguf\n"
+        await world.reload.run()
+        assert world.names() == ["small", "large"]
+        manager = world.service.models.manager
         assert (manager.settings.max_loaded, manager.entry("small").options["n_ctx"]) == (3, 1024)
         (level, text) = lines(caplog)[0]
         assert level == "WARNING" and text.endswith("; a restart is needed for --port")
         assert all(name in text for name in ("--models-max", "--ctx-size", "API keys (1 now)"))
-        files.contents |= {CONFIG: config + "api-key = 'two'\n", "p.ini": "broken"}
-        await reload.run()
+        world.write_config("models-max = 2\nport = 1\napi-key = 'two'\n")
+        world.files.contents[PRESETS] = "broken"
+        await world.reload.run()
         assert "neither [SECTION] nor KEY" in lines(caplog)[0][1]
-        assert [key.secret for key in service.settings.api_keys] == ["one"]
-        assert [preset.name for preset in service.models.presets()] == ["small", "large"]
-        await service.aclose()
+        assert [key.secret for key in world.service.settings.api_keys] == ["one"]
+        assert world.names() == ["small", "large"]
+        await world.service.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_router_with_a_log_that_cannot_be_opened_keeps_its_models(caplog: pytest.LogCaptureFixture) -> None:
+    """Although their presets could be read."""
+    world = RouterWorld()
+
+    def refuse(_: ServerSettings) -> None:
+        raise PermissionError(13, "Permission denied", "/log")
+
+    async def main() -> None:
+        source = replace(world.source, set_up_logging=refuse)
+        await world.service.start()
+        world.files.contents[PRESETS] += "[large]\nmodel = large.gguf\n"
+        await SettingsReload(world.service, source, None, world.service.models).run()
+        assert "Permission denied" in lines(caplog)[0][1]
+        assert world.names() == ["small"]
+        await world.service.aclose()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("named", ["", "model = 'one.gguf'\n"])
+def test_a_router_keeps_its_models_if_the_flags_are_those_of_one_model(
+    named: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Other settings are applied, and the flags of models need a restart."""
+    world = RouterWorld()
+    world.files.contents["one.gguf"] = ""
+
+    async def main() -> None:
+        await world.service.start()
+        world.files.contents[CONFIG] = f"[serve]\n{named}api-key = 'one'\n"
+        await world.reload.run()
+        ((level, text),) = lines(caplog)
+        changed, _, pending = text.partition("; a restart is needed for ")
+        assert (level, set(pending.split(", "))) == ("WARNING", {"--models-preset", *(["--model"] if named else [])})
+        assert changed.endswith("changed: --api-key, API keys (1 now)")
+        assert world.names() == ["small"]
+        await world.service.aclose()
 
     asyncio.run(main())
 

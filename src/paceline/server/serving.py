@@ -268,40 +268,51 @@ class SettingsReload:
     async def _apply(self, found: Resolved) -> tuple[list[str], list[str]]:
         """Apply the settings that may change. Return the names of these, and of flags that need a restart."""
         before, given = self._server.settings, _texts(found)
-        settings = replace(before, **{name: getattr(found.settings, name) for name in LIVE})
-        pending = [name for name, flag in _different(self._started, given) if not self._is_live(flag)]
-        if before.api_keys and not settings.api_keys:  # an edit does not open a running server to every client
-            settings = replace(settings, api_keys=before.api_keys)
+        live = {name: getattr(found.settings, name) for name in LIVE}
+        has_models = self._models is not None and found.is_router
+        pending = [name for name, flag in _different(self._started, given) if not _is_live(flag, has_models=has_models)]
+        refused = set[str]()
+        if before.api_keys and not live["api_keys"]:  # an edit does not open a running server to every client
+            live["api_keys"] = before.api_keys
+            refused.add("server.api_keys")
             pending.append("a server without keys")
-        if (before.ssl_certfile is None) != (settings.ssl_certfile is None):
-            settings = replace(settings, ssl_certfile=before.ssl_certfile, ssl_keyfile=before.ssl_keyfile)
+        if (before.ssl_certfile is None) != (live["ssl_certfile"] is None):
+            live |= {"ssl_certfile": before.ssl_certfile, "ssl_keyfile": before.ssl_keyfile}
+            refused |= {"server.ssl_certfile", "server.ssl_keyfile"}
             pending.append("TLS")
+        settings, replaced = replace(before, **live), None
         await asyncio.to_thread(tls_context, settings)  # raises if the certificate cannot be used
-        replaced = None
-        if self._models is not None:
-            replaced = await self._models.begin_reload(found.settings, self._source.presets(found))
-        self._source.set_up_logging(settings)
+        open_log = partial(self._source.set_up_logging, settings)
+        if self._models is not None and has_models:
+            replaced = await self._models.begin_reload(found.settings, self._source.presets(found), open_log)
+        else:
+            open_log()
         if self._tls is not None:
             load_certificate(self._tls, settings)
-        self._server.apply(settings)
-        changed = [name for name, flag in _different(self._applied, given) if self._is_live(flag)]
-        if settings.api_keys != before.api_keys:
-            changed.append(f"API keys ({len(settings.api_keys)} now)")
+        # A request may have set scales of adapters meanwhile.
+        self._server.apply(replace(self._server.settings, **live))
+        applied = [(name, flag) for name, flag in _different(self._applied, given) if not targets_of(flag) & refused]
+        changed = [name for name, flag in applied if _is_live(flag, has_models=has_models)]
+        if live["api_keys"] != before.api_keys:
+            changed.append(f"API keys ({len(live['api_keys'])} now)")
         self._applied = given
         if replaced is not None:
             await replaced
         return changed, pending
 
-    def _is_live(self, flag: GivenFlag) -> bool:
-        targets = targets_of(flag)
-        live = {f"server.{name}" for name in LIVE} | {target for target in targets if target.startswith("sampling.")}
-        if self._models is not None:  # settings of models, which are read with the presets
-            live |= {*_LIVE_OF_MODELS, *(targets - SERVERS_OWN - _DOWNLOADS)}
-        return targets <= live
+
+def _is_live(flag: GivenFlag, *, has_models: bool) -> bool:
+    """Return whether a flag takes effect without a restart. has_models: whether presets of models are read again."""
+    targets = targets_of(flag)
+    live = {f"server.{name}" for name in LIVE} | {target for target in targets if target.startswith("sampling.")}
+    if has_models:  # settings of models, which are read with the presets
+        live |= {*_LIVE_OF_MODELS, *(targets - SERVERS_OWN - _DOWNLOADS)}
+    return targets <= live
 
 
 def _texts(resolved: Resolved) -> Mapping[str, GivenFlag]:
-    return {given.flag.long_name: given for given in strongest(resolved.sources)[0]}
+    """Return the flags that set something, by their long names."""
+    return {given.flag.long_name: given for given in strongest(resolved.sources)[0] if targets_of(given)}
 
 
 def _different(before: Mapping[str, GivenFlag], now: Mapping[str, GivenFlag]) -> Iterator[tuple[str, GivenFlag]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -92,13 +92,21 @@ class RoutedModels:
         """
         await (await self._begin_reload(self._source))
 
-    async def begin_reload(self, settings: ServerSettings, presets: ModelPresets) -> asyncio.Task[None]:
-        """Begin to reload with other settings and sources, which are kept. Returns the rest of the reload."""
-        return await self._begin_reload(PresetSources(settings, presets))
+    async def begin_reload(
+        self, settings: ServerSettings, presets: ModelPresets, before_replacing: Callable[[], None]
+    ) -> asyncio.Task[None]:
+        """Begin to reload with other settings and sources, which are kept. Returns the rest of the reload.
 
-    async def _begin_reload(self, source: PresetSources) -> asyncio.Task[None]:
+        before_replacing: called when the sources have been read. If it raises an error, nothing is changed.
+        """
+        return await self._begin_reload(PresetSources(settings, presets), before_replacing)
+
+    async def _begin_reload(
+        self, source: PresetSources, before_replacing: Callable[[], None] = lambda: None
+    ) -> asyncio.Task[None]:
         async with self._reloading:
             presets, limits = await asyncio.to_thread(source.read)
+            before_replacing()
             self._source = source
             replacing = asyncio.create_task(self._replace(presets, limits))
             await asyncio.sleep(0)  # it has begun then, so that the next reload replaces these presets
