@@ -54,7 +54,7 @@ class World:
         return self.service.settings
 
 
-class RouterWorld:
+class ReloadableRouter:
     """A router of the model "small" on fake engines, whose files a test changes. flags: of its config file, besides presets."""
 
     def __init__(self, flags: str = "") -> None:
@@ -260,7 +260,7 @@ def test_new_connections_get_the_new_certificate(tmp_path: Path) -> None:
 
 def test_a_router_reads_its_models_again(caplog: pytest.LogCaptureFixture) -> None:
     """Presets, limits and flags of models take effect; a broken file of presets changes neither models nor keys."""
-    world = RouterWorld("models-max = 2\nport = 1\n")
+    world = ReloadableRouter("models-max = 2\nport = 1\n")
 
     async def main() -> None:
         await world.service.start()
@@ -286,7 +286,7 @@ def test_a_router_reads_its_models_again(caplog: pytest.LogCaptureFixture) -> No
 
 def test_a_router_with_a_log_that_cannot_be_opened_keeps_its_models(caplog: pytest.LogCaptureFixture) -> None:
     """Although their presets could be read."""
-    world = RouterWorld()
+    world = ReloadableRouter()
 
     def refuse(_: ServerSettings) -> None:
         raise PermissionError(13, "Permission denied", "/log")
@@ -308,7 +308,7 @@ def test_a_router_keeps_its_models_if_the_flags_are_those_of_one_model(
     named: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Other settings are applied, and the flags of models need a restart."""
-    world = RouterWorld()
+    world = ReloadableRouter()
     world.files.contents["one.gguf"] = ""
 
     async def main() -> None:

@@ -56,6 +56,8 @@ class LogQueue:
     def put(self, line: str) -> None:
         """Add a line, which has no newline at its end. Never waits for the thread's writing."""
         with self._changed:
+            if self._is_closed:
+                return
             if self._num_chars + len(line) > MAX_WAITING_CHARS:
                 self._num_dropped += 1
                 return

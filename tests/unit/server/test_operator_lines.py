@@ -81,6 +81,16 @@ def test_a_closed_queue_writes_its_lines_first(reader: Reader) -> None:
     assert reader.text == "one\n"
 
 
+def test_a_line_after_the_end_of_a_queue_is_lost(reader: Reader) -> None:
+    """It is not written: its descriptor may be another file's by now."""
+    reader.gate.set()
+    queue = LogQueue(reader.write)
+    queue.close()
+    queue.put("late")
+    queue.flush(LONG_S)
+    assert reader.text == ""
+
+
 def test_a_queue_without_lines_is_closed_at_once(reader: Reader) -> None:
     """There is no thread to end."""
     closed = threading.Event()
