@@ -249,7 +249,7 @@ class DiskTier:
             )
 
     def make_room(self) -> None:
-        """Delete a tenth of the files, after the disk was full."""
+        """Delete a fifth of the files, after the disk was full."""
         self.scan()
         self.evict((self._num_bytes or 0) * 9 // 10)
 
@@ -377,7 +377,7 @@ class DiskCache:
                 search.is_over.set()
                 if search.is_empty and not search.is_late:
                     continue
-            blocks: DiskBlocks = self._guarded(self._tier.read, lookup, found) or []
+            blocks: DiskBlocks = (found and self._guarded(self._tier.read, lookup, found)) or []
             self._tell(partial(_end_lookup, lookup, blocks))
 
     def _write_all(self) -> None:
@@ -394,12 +394,13 @@ class DiskCache:
             if not self._unwritten and not self._is_closed:
                 self._wake.wait(_IDLE_S if self._is_unsaved or self._used else _TOUCH_S)
             item = self._unwritten.popleft() if self._unwritten else None
-            used, self._used = (self._used, {}) if item is None else ({}, self._used)
+            must_mark = item is None or len(self._used) >= _MOST_WAITING
+            used, self._used = (self._used, {}) if must_mark else ({}, self._used)
             is_idle = self._is_unsaved and item is None and time.monotonic() - self._busy_s >= _IDLE_S
             self._is_unsaved = self._is_unsaved and not is_idle
+        for namespace, tokens in used:
+            self._guarded(self._tier.touch, namespace, tokens)
         if item is None:
-            for namespace, tokens in used:
-                self._guarded(self._tier.touch, namespace, tokens)
             self._guarded(self._tier.scan)
             if is_idle:
                 self._tell(lambda engine: engine.scheduler.kv_cache.save_idle())

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import threading
+from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 from tests.polling import wait_until
+from tests.running_engine import LONG_S
 from tests.unit.engine.test_sleeping_engine import SHORT_S, until_asleep
 from tests.unit.engine.worker.test_worker_engine import engine, first_of, kill, read, start
 from tests.unit.kv_cache.prefix_rig import KINDS, text
@@ -161,6 +163,38 @@ def test_little_waits_for_a_disk_that_does_not_answer(tmp_path: Path) -> None:
     assert len(hung._used) == 64
     assert hung._num_pending <= 1000
     hung.close()
+
+
+def test_uses_are_marked_while_ranges_wait_to_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the uses of a writer that is never idle would take more and more memory."""
+    marked: list[bytes] = []
+    monkeypatch.setattr(DiskTier, "write", lambda *_: None)
+    monkeypatch.setattr(DiskTier, "touch", lambda _, namespace, tokens: marked.append(tokens))
+    store, given = store_of(tmp_path), [b"%d" % number for number in range(100)]
+    for number, tokens in enumerate(given):
+        store.put(Save(0, number, number + 1, (), tokens), FakeState(number, (1,)))
+    for _ in given:
+        store._turn()
+        assert len(store._used) <= 64
+    assert marked == given[:64]
+
+
+def test_a_late_search_that_finds_nothing_is_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_find, ended, metrics = threading.Event(), threading.Event(), Metrics()
+
+    def find(_: DiskTier, lookup: DiskLookup) -> list[Any]:
+        may_find.wait()
+        return []
+
+    monkeypatch.setattr(DiskTier, "_find", find)
+    store = store_of(tmp_path, metrics)
+    store.start(lambda _: (ended.set(), Future())[1], lambda: 1)
+    lookup = DiskLookup(namespace=(), tokens=b"", num_known=0, num_cells=0, token_s=0.0, max_bytes=1, due_s=0.0)
+    assert store.look_up(lookup)
+    may_find.set()
+    assert ended.wait(LONG_S)
+    assert metrics.snapshot().number("paceline_disk_cache_lookups_total", label="miss") == 1
+    store.close()
 
 
 def test_a_full_disk_costs_files_once_whatever_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
