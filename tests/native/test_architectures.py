@@ -166,12 +166,6 @@ def test_an_architecture_that_aborts_with_several_sequences_needs_one_slot(
         assert tried(path, num_slots=4)["refused"].startswith("InvalidParams: num_slots must be 1 for a model of")
 
 
-def test_the_page_has_every_architecture_in_one_class() -> None:
-    """docs/models.md names each architecture that the pinned source knows once."""
-    documented = [name for names in documented_classes().values() for name in names]
-    assert sorted(documented) == sorted(known_architectures())
-
-
 def test_a_pass_with_two_sequences_is_refused_where_it_would_abort(tool: ArchitectureTool, tmp_path: Path) -> None:
     """A context of PLaMo 2 refuses the pass by the architecture's name, and goes on with one sequence at a time."""
     with tool.file("plamo2-dense", tmp_path) as path:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.native.architecture_files import documented_classes, known_architectures
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = (
@@ -97,3 +98,9 @@ def test_every_page_is_run() -> None:
         *OF_OTHER_PROGRAMS,
         *OVER_RPC,
     }
+
+
+def test_the_page_has_every_architecture_in_one_class() -> None:
+    """docs/models.md names each architecture that the pinned source knows once."""
+    documented = [name for names in documented_classes().values() for name in names]
+    assert sorted(documented) == sorted(known_architectures())

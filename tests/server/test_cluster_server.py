@@ -17,7 +17,7 @@ from paceline.engine.worker.worker_engine import WorkerEngine
 from paceline.ray_serve.cluster_app import cluster_app
 from paceline.ray_serve.cluster_config import parse_cluster_config
 
-pytestmark = [pytest.mark.native, pytest.mark.full]
+pytestmark = pytest.mark.native
 
 OPTIONS: dict[str, Any] = {"isolation": "process", "num_slots": 2, "n_ctx": 1024, **EXACT}
 ONE = '[server]\napi-key = "secret"\n[models.tiny]\nmax_queue = 1\n'
