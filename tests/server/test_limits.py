@@ -9,6 +9,7 @@ import logging
 import sys
 import zlib
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -481,6 +482,18 @@ def test_the_start_page_loads_nothing_from_elsewhere(worlds: Any, monkeypatch: p
     assert "paceline-demo" in response.text
     assert "//" not in response.text
     assert worlds({"start_page": False}).client.get("/").status_code == 404
+
+
+def test_the_pages_follow_a_reload(worlds: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their links and features are those of the settings at the time of a request."""
+    monkeypatch.setattr("paceline.server.web_page.built_files", dict)
+    world = worlds({"metrics": True, "slots": True})
+    assert 'href="/metrics"' in world.client.get("/").text
+    service = world.server.service
+    world.server.call(lambda: service.apply(replace(service.settings, metrics=False, slots=False)))
+    assert 'href="/metrics"' not in world.client.get("/").text
+    page = world.client.get("/v1/engine/page").json()
+    assert (page["features"]["metrics"], page["features"]["slots"], "metrics" in page["links"]) == (False, False, False)
 
 
 def test_without_a_key_only_the_servers_own_names_are_served(worlds: Any) -> None:

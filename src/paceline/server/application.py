@@ -71,8 +71,8 @@ def build_app(settings: ServerSettings, front: ModelFront | None = None) -> Fast
     service = Service(settings, front)
     own = (
         _health_of_model(service),
-        start_page_routes(settings, service.page, lambda: server_facts(service)),
-        engine_routes.page_routes(settings, lambda: [engine_routes.model_entry(service)], is_router=False),
+        start_page_routes(service, lambda: server_facts(service)),
+        engine_routes.page_routes(service, lambda: [engine_routes.model_entry(service)], is_router=False),
         openai_routes.cancel_routes(service.request_registry.cancel, openai_routes.CANCEL),
         llama_routes.STREAM_ROUTES,
     )

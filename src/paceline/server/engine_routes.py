@@ -28,8 +28,7 @@ from paceline.server.json_bodies import PLAIN_TEXT, json_response
 from paceline.server.request_context import RequestContext
 from paceline.server.resumable_streams import NextBytes
 from paceline.server.routes import RouteFacts, Routes
-from paceline.server.service import Service
-from paceline.server.settings import ServerSettings
+from paceline.server.service import Server, Service
 from paceline.server.sse import NAMED_SSE, LiveEvents, named_event
 
 METRICS_ROUTES = Routes(RouteFacts(model="required", loads_model=False), tags=["observability"])
@@ -94,16 +93,14 @@ _IMAGE_TYPES: Final = ("image/png", "image/jpeg", "image/gif", "image/bmp")
 _AUDIO_TYPES: Final = ("audio/wav", "audio/flac", "audio/mpeg")
 
 
-def page_routes(
-    settings: ServerSettings, models: Callable[[], Sequence[Mapping[str, Any]]], *, is_router: bool
-) -> Routes:
+def page_routes(server: Server, models: Callable[[], Sequence[Mapping[str, Any]]], *, is_router: bool) -> Routes:
     """Return the route of the server. models: returns the entries of the models on the page."""
     router = Routes(RouteFacts(errors=OPENAI_FORM), tags=["engine"])
 
     @router.get("/v1/engine/page", summary="What the web page needs to know of the server")
     async def page(request: Request) -> Response:
         """Return version, models and what is switched on; also while a model loads."""
-        listed = list(models())
+        settings, listed = server.settings, list(models())
         names = [model["id"] for model in listed]
         loaded = [model["id"] for model in listed if model["state"] == "loaded"]
         body = {

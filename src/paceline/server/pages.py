@@ -18,25 +18,26 @@ from starlette.types import Scope
 
 from paceline import __version__
 from paceline.server.routes import RouteFacts, Routes, route_path
-from paceline.server.service import Service
+from paceline.server.service import Server, Service
 from paceline.server.settings import ServerSettings
-from paceline.server.web_page import PageFiles, WebPage
+from paceline.server.web_page import PageFiles
 
 _HEADERS = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
 
 
-def start_page_routes(settings: ServerSettings, page: WebPage, facts: Callable[[], list[tuple[str, str]]]) -> Routes:
+def start_page_routes(server: Server, facts: Callable[[], list[tuple[str, str]]]) -> Routes:
     """Return /: the web page, or a page of links if there is none. facts: about the server, by their names."""
     router = Routes(RouteFacts(public=True))
 
     @router.get("/", include_in_schema=False)
     async def start_page(request: Request) -> Response:
         root = request.scope.get("root_path", "")
+        page = server.page
         if page.files is not None:
             return await file_response(page.files, "/", request)
         if not page.why_not:
             raise HTTPException(404)
-        return _links_page(settings, page.why_not, facts(), root)
+        return _links_page(server.settings, page.why_not, facts(), root)
 
     return router
 

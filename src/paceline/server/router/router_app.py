@@ -89,8 +89,8 @@ def build_router_app(
 def _own_routes(service: RouterService) -> list[Routes]:
     return [
         _health_routes(service),
-        start_page_routes(service.settings, service.page, lambda: _facts(service)),
-        page_routes(service.settings, lambda: model_listing.page_entries(service.models), is_router=True),
+        start_page_routes(service, lambda: _facts(service)),
+        page_routes(service, lambda: model_listing.page_entries(service.models), is_router=True),
         cancel_routes(service.cancel, _CANCEL),
         llama_routes.STREAM_ROUTES,
         _metrics_routes(service),
