@@ -39,7 +39,16 @@ def sampler(vocabulary: Model) -> Sampler:
 
 def test_each_parameter_has_its_place() -> None:
     """A new parameter is drawn with in the core, or is listed here; else it would be accepted and have no effect."""
-    by_output = {"max_tokens", "stop", "n", "logprobs", "logprobs_mode", "prompt_logprobs", "echo"}
+    by_output = {
+        "max_tokens",
+        "stop",
+        "n",
+        "logprobs",
+        "logprobs_mode",
+        "prompt_logprobs",
+        "prompt_logprobs_start",
+        "echo",
+    }
     by_grammar = {"grammar_root", "grammar_prefix", "grammar_lazy", "grammar_triggers", "disable_any_whitespace"}
     by_mask = {"json_schema", "regex", "lark", "constraint", "call_grammar", "thinking", "logits_processors"}
     in_core = {*sampler_module._SAME, *sampler_module._CONVERTED}
