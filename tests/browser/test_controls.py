@@ -1,4 +1,4 @@
-"""Imported conversations on the built page."""
+"""Keys, focus and drafts of the built page."""
 
 from __future__ import annotations
 
@@ -6,12 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.browser.chat_page import ChatPage, conversation_file, wait_count
+from tests.browser.chat_page import ChatPage, conversation_file, wait_count, wait_holds
 from tests.e2e.served import Served
 
 pytestmark = [pytest.mark.browser, pytest.mark.native, pytest.mark.full]
 
 Open = Callable[..., ChatPage]
+
+
+def _focused(chat: ChatPage, label: str) -> None:
+    """Wait until the focused element has this label or text."""
+    chat.page.wait_for_function(
+        "label => (document.activeElement.ariaLabel ?? document.activeElement.textContent).startsWith(label)", arg=label
+    )
 
 
 def _imported(chat: ChatPage, tmp_path: Path, contents: list[str], title: str) -> None:
@@ -34,3 +41,79 @@ def test_formulas_and_long_code_are_shown_whole(served: Served, open_page: Open,
     assert chat.page.locator("math mfrac").bounding_box()
     heights = chat.page.locator(".code pre").evaluate("pre => [pre.scrollHeight, pre.clientHeight]")
     assert heights[0] == heights[1]
+
+
+def test_focus_stays_where_the_work_is(served: Served, open_page: Open, tmp_path: Path) -> None:
+    """Escape leaves a title unchanged; the focus moves to the next thing after a rename, an edit and a deletion."""
+    chat = open_page(served.url)
+    page = chat.page
+    _imported(chat, tmp_path, ["one", "two"], "First")
+    _imported(chat, tmp_path, ["three", "four"], "Second")
+    for key, title in (("Escape", "Second"), ("Enter", "Renamed")):
+        chat.listed.filter(has_text="Second").hover()
+        page.get_by_role("button", name="Rename Second").click()
+        page.get_by_role("textbox", name="Title").fill("Renamed")
+        page.keyboard.press(key)
+        _focused(chat, f"Rename {title}")
+        wait_count(chat.listed.filter(has_text=title), 1)
+    chat.messages.first.hover()
+    chat.messages.first.get_by_role("button", name="Edit").click()
+    page.keyboard.press("Escape")
+    _focused(chat, "Edit")
+    chat.listed.filter(has_text="First").hover()
+    page.get_by_role("button", name="Delete First").click()
+    page.get_by_role("button", name="Delete", exact=True).click()
+    wait_count(chat.listed, 1)
+    _focused(chat, "Renamed")
+
+
+def test_draft_is_kept_on_reload(served: Served, open_page: Open) -> None:
+    """A message that was typed and not sent is in the composer after the page is loaded again, and gone once it is sent."""
+    chat = open_page(served.url)
+    chat.composer.fill("a draft")
+    chat.page.reload()
+    chat.composer.wait_for()
+    assert chat.composer.input_value() == "a draft"
+    chat.set_parameters(Most_tokens="5")
+    chat.composer.press("Enter")
+    chat.wait_done()
+    chat.composer.fill("another")
+    chat.page.reload()
+    chat.messages.first.wait_for()
+    assert chat.composer.input_value() == "another"
+    chat.open()
+    chat.composer.wait_for()
+    assert chat.composer.input_value() == ""
+
+
+def test_stop_button_leaves_the_draft(endless: Served, open_page: Open) -> None:
+    """A click on the stop button does not send the message that is being typed."""
+    chat = open_page(endless.url)
+    chat.send("Write.")
+    chat.wait_text(20)
+    chat.composer.fill("And more.")
+    chat.page.get_by_role("button", name="Stop the reply").click()
+    chat.wait_state("stopped")
+    assert chat.composer.input_value() == "And more."
+    wait_count(chat.messages, 1)
+    endless.assert_idle()
+
+
+def test_keys_work_while_a_reply_runs(endless: Served, open_page: Open) -> None:
+    """Enter sends a message after the running reply, and Escape stops a reply wherever the focus is."""
+    chat = open_page(endless.url)
+    page = chat.page
+    assert page.get_by_role("button", name="takes no images or audio").is_disabled()
+    chat.send("Write.")
+    chat.wait_text(20)
+    chat.composer.fill("And more.")
+    chat.composer.press("Enter")
+    wait_holds(page.locator(".composer-hint"), "Sent after this reply")
+    page.get_by_role("button", name="Stop the reply").click()
+    wait_count(chat.messages, 2)
+    wait_count(chat.replies, 2)
+    chat.wait_text(20)
+    page.get_by_role("region", name="Conversation").focus()
+    page.keyboard.press("Escape")
+    chat.wait_state("stopped")
+    endless.assert_idle()

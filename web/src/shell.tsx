@@ -16,8 +16,9 @@ import { Sidebar } from "./ui/sidebar";
 export function Shell({ app }: { app: App }): VNode {
   const [hasSidebar, setSidebar] = useState(false);
   const menuButton = useRef<HTMLButtonElement>(null);
-  const close = (): void => {
+  const close = (event?: Event): void => {
     if (!hasSidebar) return;
+    event?.preventDefault(); // Escape stops a reply otherwise
     setSidebar(false);
     menuButton.current?.focus();
   };
@@ -34,12 +35,12 @@ export function Shell({ app }: { app: App }): VNode {
     </button>
   );
   return (
-    <div class={`shell${hasSidebar ? " sidebar-open" : ""}`} onKeyDown={(event) => event.key === "Escape" && close()}>
+    <div class={`shell${hasSidebar ? " sidebar-open" : ""}`} onKeyDown={(event) => event.key === "Escape" && close(event)}>
       <a class="skip" href="#main" onClick={skipToMain}>
         Skip to the view
       </a>
       <Sidebar app={app} onNavigate={() => setSidebar(false)} />
-      <button type="button" class="shade" aria-label="Close the conversations" tabIndex={-1} onClick={close} />
+      <button type="button" class="shade" aria-label="Close the conversations" tabIndex={-1} onClick={() => close()} />
       <main id="main" tabIndex={-1}>
         <View app={app} menu={menu} />
       </main>

@@ -2,6 +2,7 @@ import { signal } from "@preact/signals";
 import type { VNode } from "preact";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { messageOf } from "../api/errors";
+import type { ModelFacts } from "../api/types";
 import type { App } from "../app";
 import type { Attachment } from "../conversations/model";
 import type { OpenConversation } from "../conversations/store";
@@ -17,13 +18,35 @@ interface Draft {
 const EMPTY: Draft = { text: "", attachments: [] };
 const drafts = new Map<string, ReturnType<typeof signal<Draft>>>(); // the typed text of each conversation
 
-function draftOf(id: string): ReturnType<typeof signal<Draft>> {
-  let draft = drafts.get(id);
+function draftOf(opened: OpenConversation): ReturnType<typeof signal<Draft>> {
+  let draft = drafts.get(opened.id);
   if (!draft) {
-    draft = signal<Draft>(EMPTY);
-    drafts.set(id, draft);
+    draft = signal<Draft>({ ...EMPTY, text: storedText(opened) });
+    drafts.set(opened.id, draft);
   }
   return draft;
+}
+
+/** Return the name of a draft in the tab's storage; conversations that are not saved share one, as their ids change on reload. */
+function storedName(opened: OpenConversation): string {
+  return `paceline-draft:${opened.tree.size ? opened.id : "new"}`;
+}
+
+function storedText(opened: OpenConversation): string {
+  try {
+    return sessionStorage.getItem(storedName(opened)) ?? "";
+  } catch {
+    return "";
+  }
+}
+
+function storeText(opened: OpenConversation, text: string): void {
+  try {
+    if (text) sessionStorage.setItem(storedName(opened), text);
+    else sessionStorage.removeItem(storedName(opened));
+  } catch {
+    // Storage is blocked or full: the draft lasts as long as the page.
+  }
 }
 
 interface Props {
@@ -32,19 +55,22 @@ interface Props {
   onSent: () => void;
 }
 
-/** The composer of messages. Enter sends, Shift+Enter begins a line, Escape stops the reply. */
+/** The composer of messages. Enter sends, or while a reply runs, after it; Shift+Enter begins a line. */
 export function Composer({ app, opened, onSent }: Props): VNode {
-  const draft = draftOf(opened.id);
+  const draft = draftOf(opened);
   const { text, attachments } = draft.value ?? EMPTY;
   const field = useRef<HTMLTextAreaElement>(null);
   const [problem, setProblem] = useState<string | null>(null);
   const model = app.server.model(opened.facts.value.model).value;
   const path = opened.path.value;
   const last = path[path.length - 1];
-  const isBusy = last !== undefined && opened.message(last).value.state === "streaming";
+  const state = last === undefined ? null : opened.message(last).value.state;
+  const isBusy = state === "streaming";
+  const [isQueued, setQueued] = useState(false); // Enter was pressed while a reply runs
 
   useEffect(() => {
     setProblem(null);
+    setQueued(false);
     if (matchMedia("(pointer: fine)").matches) field.current?.focus();
   }, [opened.id]);
   useEffect(() => {
@@ -53,6 +79,7 @@ export function Composer({ app, opened, onSent }: Props): VNode {
 
   const change = (next: Partial<Draft>): void => {
     draft.value = { ...(draft.peek() ?? EMPTY), ...next };
+    if (next.text !== undefined) storeText(opened, next.text);
   };
   const attach = async (files: Iterable<File>): Promise<void> => {
     try {
@@ -64,28 +91,43 @@ export function Composer({ app, opened, onSent }: Props): VNode {
     }
   };
   const send = (): void => {
-    if (isBusy || (!text.trim() && !attachments.length)) return;
+    const { text, attachments } = draft.peek() ?? EMPTY; // an earlier event may have sent what is shown
+    if (!text.trim() && !attachments.length) return;
+    if (isBusy) return setQueued(true);
     try {
       for (const one of attachments) checkKind(one.kind, model); // the model may be another one by now
     } catch (error) {
       return setProblem(messageOf(error));
     }
     setProblem(null);
-    draft.value = EMPTY;
+    change(EMPTY);
     void app.store.send(opened, last ?? null, text, attachments);
     onSent();
   };
+  useEffect(() => {
+    if (!isQueued || isBusy) return;
+    setQueued(false);
+    if (state !== "failed") send();
+  }, [isQueued, isBusy]);
   const stop = (): void => {
     if (last !== undefined) app.store.stop(last);
     field.current?.focus();
   };
+  const latestEscape = useRef<() => void>(stop);
+  latestEscape.current = isQueued ? () => setQueued(false) : stop;
+  useEffect(() => {
+    if (!isBusy) return undefined;
+    const onEscape = (event: KeyboardEvent): void => {
+      if (event.key !== "Escape" || event.defaultPrevented || document.querySelector("dialog[open]")) return;
+      latestEscape.current();
+    };
+    document.addEventListener("keydown", onEscape);
+    return () => document.removeEventListener("keydown", onEscape);
+  }, [isBusy]);
   const onKey = (event: KeyboardEvent): void => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
       event.preventDefault();
       send();
-    } else if (event.key === "Escape" && isBusy) {
-      event.preventDefault();
-      stop();
     }
   };
   return (
@@ -110,6 +152,7 @@ export function Composer({ app, opened, onSent }: Props): VNode {
           rows={1}
           aria-label="Message"
           placeholder="Write a message"
+          dir="auto"
           value={text}
           onInput={(event) => change({ text: event.currentTarget.value })}
           onKeyDown={onKey}
@@ -121,16 +164,23 @@ export function Composer({ app, opened, onSent }: Props): VNode {
           }}
         />
         <div class="composer-actions">
-          <AttachButton onFiles={(files) => void attach(files)} />
-          <span class="composer-hint" aria-hidden="true">
-            Enter sends · Shift+Enter for a line
-          </span>
+          <AttachButton model={model} onFiles={(files) => void attach(files)} />
+          {isQueued ? (
+            <span class="composer-hint" role="status">
+              Sent after this reply · Escape to wait
+            </span>
+          ) : (
+            <span class="composer-hint" aria-hidden="true">
+              {isBusy ? "Enter sends after this reply · Escape stops it" : "Enter sends · Shift+Enter for a line"}
+            </span>
+          )}
+          {/* Keys: a click on Stop would submit the form if its button became the other one meanwhile. */}
           {isBusy ? (
-            <button type="button" class="round stop" aria-label="Stop the reply" title="Stop (Escape)" onClick={stop}>
+            <button key="stop" type="button" class="round stop" aria-label="Stop the reply" title="Stop (Escape)" onClick={stop}>
               <Icon name="stop" />
             </button>
           ) : (
-            <button type="submit" class="round" aria-label="Send" title="Send (Enter)" disabled={!text.trim() && !attachments.length}>
+            <button key="send" type="submit" class="round" aria-label="Send" title="Send (Enter)" disabled={!text.trim() && !attachments.length}>
               <Icon name="send" />
             </button>
           )}
@@ -140,11 +190,13 @@ export function Composer({ app, opened, onSent }: Props): VNode {
   );
 }
 
-function AttachButton({ onFiles }: { onFiles: (files: File[]) => void }): VNode {
+function AttachButton({ model, onFiles }: { model: ModelFacts | null; onFiles: (files: File[]) => void }): VNode {
   const input = useRef<HTMLInputElement>(null);
+  const isBlind = model !== null && !model.modalities.some((kind) => kind === "image" || kind === "audio");
+  const label = isBlind ? `${model.id} takes no images or audio` : "Attach images or audio";
   return (
     <>
-      <button type="button" class="icon-button" aria-label="Attach images or audio" title="Attach images or audio" onClick={() => input.current?.click()}>
+      <button type="button" class="icon-button" aria-label={label} title={label} disabled={isBlind} onClick={() => input.current?.click()}>
         <Icon name="clip" />
       </button>
       <input

@@ -26,7 +26,7 @@ export function SettingsPanel({ app, opened, onClose }: Props): VNode {
   };
   const numSet = Object.keys(facts.parameters).length;
   return (
-    <aside class="settings" aria-label="Settings of this conversation" onKeyDown={(event) => event.key === "Escape" && onClose()}>
+    <aside class="settings" aria-label="Settings of this conversation" onKeyDown={(event) => event.key === "Escape" && (event.preventDefault(), onClose())}>
       <header>
         <h2 ref={head} tabIndex={-1}>
           Settings

@@ -1,5 +1,5 @@
 import type { VNode } from "preact";
-import { useRef, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { messageOf } from "../api/errors";
 import { apiKey, forgetKey } from "../api/key";
 import { type App, showToast } from "../app";
@@ -68,19 +68,28 @@ interface EntryProps {
 function Entry({ app, conversation, isOpen, onNavigate }: EntryProps): VNode {
   const [isNaming, setNaming] = useState(false);
   const title = conversation.title || "Untitled";
+  const item = useRef<HTMLLIElement>(null);
+  const isRefocused = useRef(false);
+  useEffect(() => {
+    if (!isNaming && isRefocused.current) item.current?.querySelector<HTMLElement>("[title=Rename]")?.focus();
+    isRefocused.current = false;
+  }, [isNaming]);
   const remove = async (): Promise<void> => {
     if (!(await confirmed(`Delete “${title}”?`, "Delete"))) return;
+    const neighbour = item.current?.nextElementSibling ?? item.current?.previousElementSibling;
     await app.store.delete(conversation.id);
+    (neighbour?.querySelector("a") ?? document.querySelector<HTMLElement>(".sidebar .nav"))?.focus();
     if (isOpen) goTo({ view: "new" });
   };
-  const rename = (name: string): void => {
+  const rename = (name: string, byKey: boolean): void => {
+    isRefocused.current = byKey;
     setNaming(false);
     if (name.trim()) void app.store.rename(conversation.id, name.trim().slice(0, 200));
   };
-  if (isNaming) return <li class="entry">{<NameField title={title} onDone={rename} />}</li>;
+  if (isNaming) return <li class="entry" ref={item}><NameField title={title} onDone={rename} /></li>;
   const isBusy = app.store.busy.value.has(conversation.id);
   return (
-    <li class={`entry${isOpen ? " open" : ""}`}>
+    <li class={`entry${isOpen ? " open" : ""}`} ref={item}>
       <a href={addressOf({ view: "chat", id: conversation.id })} aria-current={isOpen ? "page" : undefined} title={title} onClick={onNavigate}>
         {isBusy && <span class="pulse" role="img" aria-label="A reply is being generated" />}
         <span>{title}</span>
@@ -97,7 +106,14 @@ function Entry({ app, conversation, isOpen, onNavigate }: EntryProps): VNode {
   );
 }
 
-function NameField({ title, onDone }: { title: string; onDone: (name: string) => void }): VNode {
+/** onDone: called once; with an empty name, the title stays. byKey: else the field has lost the focus to something else. */
+function NameField({ title, onDone }: { title: string; onDone: (name: string, byKey: boolean) => void }): VNode {
+  const isDone = useRef(false); // a field that is removed loses the focus, too
+  const finish = (name: string, byKey: boolean): void => {
+    if (isDone.current) return;
+    isDone.current = true;
+    onDone(name, byKey);
+  };
   return (
     <input
       class="name-field"
@@ -105,10 +121,12 @@ function NameField({ title, onDone }: { title: string; onDone: (name: string) =>
       value={title}
       autofocus
       ref={(element) => element?.focus()}
-      onBlur={(event) => onDone(event.currentTarget.value)}
+      onBlur={(event) => finish(event.currentTarget.value, false)}
       onKeyDown={(event) => {
-        if (event.key === "Enter") onDone(event.currentTarget.value);
-        else if (event.key === "Escape") onDone("");
+        if (event.isComposing || (event.key !== "Enter" && event.key !== "Escape")) return;
+        event.preventDefault();
+        event.stopPropagation(); // Escape closes the sidebar, too
+        finish(event.key === "Enter" ? event.currentTarget.value : "", true);
       }}
     />
   );
