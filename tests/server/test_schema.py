@@ -83,6 +83,7 @@ ROUTES = (
     "POST /v1/embeddings",
     "POST /classify",
     "POST /score",
+    "POST /v1/score_choices",
     "POST /v1/load_lora_adapter",
     "POST /v1/unload_lora_adapter",
     "POST /v1/responses",
@@ -152,6 +153,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "/detokenize": {"tokens": [5, 6]},
     "/apply-template": {"messages": [{"role": "user", "content": "Hello."}]},
     "/embedding": {"content": "Once upon"},
+    "/v1/score_choices": {"prompt": "Once upon", "choices": [" a time", " the sea"]},
     "/rerank": {"query": "Once", "documents": ["upon", "a time"]},
 }
 """What a route needs before it looks at the rest."""

@@ -263,13 +263,14 @@ async def _choice_scores(
 ) -> tuple[list[ChoiceScore], int]:
     """Return the scores, and the number of tokens before the scored ones."""
     engine, context = service.engine(), RequestContext.of(request.scope)
-    if len(body.choices) > MAX_TEXTS:
+    num_choices = len(body.choices) if isinstance(body.choices, list) else 0  # other types are refused below
+    if num_choices > MAX_TEXTS:
         raise InvalidParams(
-            f"choices: {len(body.choices)} choices are more than the {MAX_TEXTS} of one request; send several"
+            f"choices: {num_choices} choices are more than the {MAX_TEXTS} of one request; send several"
         )
-    if isinstance(body.prompt, (str, list)) and len(body.prompt) * len(body.choices) > MAX_REPEATED_CHARS:
+    if isinstance(body.prompt, (str, list)) and len(body.prompt) * num_choices > MAX_REPEATED_CHARS:
         raise InvalidParams(
-            f"choices: the prompt is encoded with each of the {len(body.choices)} choices, and all of them may have "
+            f"choices: the prompt is encoded with each of the {num_choices} choices, and all of them may have "
             f"{MAX_REPEATED_CHARS} characters together; send several requests"
         )
 
