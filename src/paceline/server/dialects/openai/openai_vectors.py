@@ -263,7 +263,8 @@ async def _choice_scores(
 ) -> tuple[list[ChoiceScore], int]:
     """Return the scores, and the number of tokens before the scored ones."""
     engine, context = service.engine(), RequestContext.of(request.scope)
-    num_choices = len(body.choices) if isinstance(body.choices, list) else 0  # other types are refused below
+    choices: Any = body.choices
+    num_choices = len(choices) if isinstance(choices, list) else 0  # other types are refused below
     if num_choices > MAX_TEXTS:
         raise InvalidParams(
             f"choices: {num_choices} choices are more than the {MAX_TEXTS} of one request; send several"
@@ -275,7 +276,7 @@ async def _choice_scores(
         )
 
     def encode() -> ScoringCall:
-        encoded = encoded_choices(engine.tokenizer, body.prompt, body.choices, scoring_options(options))
+        encoded = encoded_choices(engine.tokenizer, body.prompt, choices, scoring_options(options))
         num_scored = sum(map(len, encoded.prompts)) - encoded.num_shared * len(encoded.prompts)
         if num_scored > MAX_LOGPROBS:
             raise InvalidParams(
