@@ -1,4 +1,4 @@
-"""Keys, focus and drafts of the built page."""
+"""Keys and drafts of the built page."""
 
 from __future__ import annotations
 
@@ -12,13 +12,6 @@ from tests.e2e.served import Served
 pytestmark = [pytest.mark.browser, pytest.mark.native, pytest.mark.full]
 
 Open = Callable[..., ChatPage]
-
-
-def _focused(chat: ChatPage, label: str) -> None:
-    """Wait until the focused element has this label or text."""
-    chat.page.wait_for_function(
-        "label => (document.activeElement.ariaLabel ?? document.activeElement.textContent).startsWith(label)", arg=label
-    )
 
 
 def _imported(chat: ChatPage, tmp_path: Path, contents: list[str], title: str) -> None:
@@ -41,30 +34,6 @@ def test_formulas_and_long_code_are_shown_whole(served: Served, open_page: Open,
     assert chat.page.locator("math mfrac").bounding_box()
     heights = chat.page.locator(".code pre").evaluate("pre => [pre.scrollHeight, pre.clientHeight]")
     assert heights[0] == heights[1]
-
-
-def test_focus_stays_where_the_work_is(served: Served, open_page: Open, tmp_path: Path) -> None:
-    """Escape leaves a title unchanged; the focus moves to the next thing after a rename, an edit and a deletion."""
-    chat = open_page(served.url)
-    page = chat.page
-    _imported(chat, tmp_path, ["one", "two"], "First")
-    _imported(chat, tmp_path, ["three", "four"], "Second")
-    for key, title in (("Escape", "Second"), ("Enter", "Renamed")):
-        chat.listed.filter(has_text="Second").hover()
-        page.get_by_role("button", name="Rename Second").click()
-        page.get_by_role("textbox", name="Title").fill("Renamed")
-        page.keyboard.press(key)
-        _focused(chat, f"Rename {title}")
-        wait_count(chat.listed.filter(has_text=title), 1)
-    chat.messages.first.hover()
-    chat.messages.first.get_by_role("button", name="Edit").click()
-    page.keyboard.press("Escape")
-    _focused(chat, "Edit")
-    chat.listed.filter(has_text="First").hover()
-    page.get_by_role("button", name="Delete First").click()
-    page.get_by_role("button", name="Delete", exact=True).click()
-    wait_count(chat.listed, 1)
-    _focused(chat, "Renamed")
 
 
 def test_draft_is_kept_on_reload(served: Served, open_page: Open) -> None:
