@@ -1,4 +1,4 @@
-"""A world with a disk cache that works at once: what is saved is written, and what is found waits for `deliver`."""
+"""A rig with a disk cache without threads: saved ranges are written at once, and found ranges wait for `deliver`."""
 
 from __future__ import annotations
 

@@ -332,7 +332,7 @@ def test_the_limit_holds_if_no_file_can_be_deleted(tmp_path: Path, monkeypatch: 
 
 
 def keep(monkeypatch: pytest.MonkeyPatch, *paths: Path) -> None:
-    """Let nobody delete these files, as a folder with a sticky bit does with files of another user."""
+    """Have the system refuse to delete these files, as in a folder with a sticky bit if another user owns them."""
     unlink = Path.unlink
 
     def deny(path: Path, **options: Any) -> None:
