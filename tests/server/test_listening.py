@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 import socket
@@ -16,7 +17,7 @@ from tests.ports import free_port
 from tests.server.program import ENVIRONMENT, PROGRAM
 from tests.server.running import LONG_S
 
-from paceline.server.listeners import CannotListen, Listeners, num_connections, url_of
+from paceline.server.listeners import CannotListen, Listeners, inherited_sockets, num_connections, url_of
 from paceline.server.settings import ServerSettings
 
 HAS_IPV6 = socket.has_dualstack_ipv6()
@@ -85,6 +86,15 @@ def test_a_descriptor_that_does_not_listen_is_named(kind: socket.SocketKind) -> 
         )  # fmt: skip
     assert done.returncode == 1
     assert b"descriptor 3 of the service manager is no stream socket that listens" in done.stderr
+
+
+@pytest.mark.parametrize("number", ["", "one", "-1", "1.0", "\N{ARABIC-INDIC DIGIT ONE}", "100000"])
+def test_a_number_of_sockets_that_cannot_be_is_named(number: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before any descriptor is looked at."""
+    monkeypatch.setenv("LISTEN_PID", str(os.getpid()))
+    monkeypatch.setenv("LISTEN_FDS", number)
+    with pytest.raises(CannotListen, match=f"LISTEN_FDS must be a number of sockets, 0 to 100, got '{number}'"):
+        inherited_sockets()
 
 
 def test_addresses_of_both_families_have_the_same_port() -> None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _BACKLOG = 1024
 _FIRST_INHERITED = 3  # SD_LISTEN_FDS_START of sd_listen_fds(3)
+_MAX_INHERITED = 100
 _MAX_DESCRIPTORS = 192  # for connections that are refused, workers, their models, files and images that are fetched
 _MAX_PEM_BYTES = 32 << 10  # of a certificate or key from a pipe; it has to fit into another pipe
 _MAX_ACCEPTED = 32  # connections between two turns of the event loop
@@ -51,8 +52,11 @@ def inherited_sockets() -> list[socket.socket]:
     """Return the sockets that a service manager opened for this process (socket activation). Raises `CannotListen`."""
     if os.environ.get("LISTEN_PID") != str(os.getpid()):
         return []
+    number = os.environ.get("LISTEN_FDS", "0")
+    if not (number.isascii() and number.isdigit() and int(number) <= _MAX_INHERITED):
+        raise CannotListen(f"LISTEN_FDS must be a number of sockets, 0 to {_MAX_INHERITED}, got {number!r}")
     sockets = []
-    for descriptor in range(_FIRST_INHERITED, _FIRST_INHERITED + int(os.environ.get("LISTEN_FDS", "0"))):
+    for descriptor in range(_FIRST_INHERITED, _FIRST_INHERITED + int(number)):
         try:
             inherited = socket.socket(fileno=descriptor)
             is_listening = inherited.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
