@@ -2,6 +2,7 @@
 
 python -m tests.clients frameworks [FOLDER]          LangChain, LlamaIndex and instructor
 python -m tests.clients agents-sdk [FOLDER]          OpenAI's Agents SDK
+python -m tests.clients lm-eval [FOLDER]             EleutherAI's lm-eval
 python -m tests.clients agents [FOLDER] [NAME ...] [--model FILE]   Claude Code, Codex, opencode, Qwen Code and aider
 
 The clients are installed in FOLDER, once (default: clients/SUITE in paceline's cache folder). The coding agents run in a
@@ -24,6 +25,7 @@ from benchmarks.model import cache_folder
 FOLDER = Path(__file__).parent
 CHECKS = {
     "frameworks": ("requirements.txt", ("check_frameworks.py", "check_responses.py")),
+    "lm-eval": ("requirements_lm_eval.txt", ("check_lm_eval.py",)),
     "agents-sdk": ("requirements_agents.txt", ("check_agents.py",)),
 }
 
