@@ -125,6 +125,22 @@ def test_a_server_that_is_killed_in_a_write_continues_from_the_whole_files(
 
 
 @pytest.mark.full
+def test_a_running_server_finds_what_another_one_has_written(oracle: paceline.LLM, tmp_path: Path) -> None:
+    """A request moves to another replica of the machine: neither of them is started anew."""
+    folder, prompt = Folder(tmp_path, oracle), part(900, 0)
+    with folder.serve() as one, folder.serve() as other:
+        assert folder.ask(other, part(300, 1))["tokens_cached"] > 0  # it has looked into the folder before
+        folder.ask(one, prompt)
+        one.wait_until(
+            lambda: one.metrics()['paceline_disk_cache_tokens_total{event="written"}'] >= len(prompt),
+            "the idle server writes the prefix",
+        )
+        folder.ask(other, prompt)
+        read = 'paceline_disk_cache_tokens_total{event="read"}'
+        other.wait_until(lambda: other.metrics()[read] >= len(prompt), "its files are read")
+
+
+@pytest.mark.full
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seeds", [range(at, at + 5) for at in range(0, 50, 5)], ids=str)
 def test_texts_are_right_whichever_process_is_killed_and_when(
