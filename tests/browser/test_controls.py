@@ -21,7 +21,7 @@ def _imported(chat: ChatPage, tmp_path: Path, contents: list[str], title: str) -
 
 
 def test_formulas_and_long_code_are_shown_whole(served: Served, open_page: Open, tmp_path: Path) -> None:
-    """A formula is MathML with all its characters under the page's policy, and code has no scroll area of its own height."""
+    """A formula is MathML with all its characters under the page's policy, and long code is folded, and whole when asked."""
     chat = open_page(served.url)
     reply = (
         "$x_{i}^{*}$ and\n\n\\[\\frac{a*b}{c*d}\\]\n\n$\\color{red} \\cancel{x}$\n\n```python\n"
@@ -32,8 +32,36 @@ def test_formulas_and_long_code_are_shown_whole(served: Served, open_page: Open,
     wait_count(chat.page.locator("math"), 3)
     assert chat.page.locator("math").first.text_content() == "xi∗"
     assert chat.page.locator("math mfrac").bounding_box()
+    assert chat.page.locator(".code").bounding_box()["height"] < 500  # type: ignore[index]
+    chat.page.get_by_role("button", name="Show all 200 lines").click()
     heights = chat.page.locator(".code pre").evaluate("pre => [pre.scrollHeight, pre.clientHeight]")
     assert heights[0] == heights[1]
+
+
+def test_preview_has_neither_the_origin_nor_the_network(served: Served, open_page: Open, tmp_path: Path) -> None:
+    """HTML of a reply runs in its frame alone: it reaches nothing of the page, and no server."""
+    chat = open_page(served.url)
+    script = """
+        const told = [origin];
+        try { told.push(parent.document.title); } catch (error) { told.push("no page"); }
+        try { told.push(localStorage.length); } catch (error) { told.push("no storage"); }
+        fetch("v1/models").then(() => told.push("a server"), () => told.push("no server")).then(() => {
+            document.querySelector("p").textContent = told.join(", ");
+        });
+    """
+    code = f"<style>p {{ color: rgb(1, 2, 3) }}</style><p>waiting</p><script>{script}</script>"
+    _imported(chat, tmp_path, ["Write.", f"```html\n{code}\n```\n```svg\n<svg><circle r='9'/></svg>\n```"], "Pages")
+    chat.page.get_by_role("button", name="Preview", exact=True).first.click()
+    shown = chat.page.frame_locator("iframe[title=Preview]").locator("p")
+    wait_holds(shown, "null, no page, no storage, no server")
+    assert shown.evaluate("one => getComputedStyle(one).color") == "rgb(1, 2, 3)"
+    chat.page.get_by_role("button", name="Code", exact=True).click()
+    wait_count(chat.page.locator("iframe"), 0)
+    chat.page.get_by_role("button", name="Preview", exact=True).last.click()
+    chat.page.frame_locator("iframe[title=Preview]").locator("svg circle").wait_for()
+    assert chat.failures  # of the policy, about the request to the server
+    assert all("v1/models" in failure for failure in chat.failures)
+    chat.failures.clear()
 
 
 def test_draft_is_kept_on_reload(served: Served, open_page: Open) -> None:

@@ -1,5 +1,6 @@
 import { render } from "preact";
 import { beforeAll, describe, expect, it, vi } from "vitest";
+import { fileName, previewOf } from "../src/markdown/code_block";
 import { loadTypesetter } from "../src/markdown/formula";
 import { safeAddress } from "../src/markdown/links";
 import { Markdown } from "../src/markdown/markdown";
@@ -15,7 +16,7 @@ const ALLOWED = new Set(
   "div p a strong em del code pre span br hr ul ol li input blockquote h3 h4 h5 h6 table thead tbody tr th td button svg path".split(" "),
 );
 const ATTRIBUTES = new Set(
-  "class href target rel title type disabled checked aria-label aria-hidden focusable tabindex role start viewBox d dir".split(" "),
+  "class href target rel title type disabled checked aria-label aria-hidden aria-pressed aria-expanded focusable tabindex role start viewBox d dir".split(" "),
 );
 
 /** Assert that there is nothing that could run, load or send anything. */
@@ -153,6 +154,59 @@ describe("Markdown of a model", () => {
     const root = shown(text);
     expect(performance.now() - began).toBeLessThan(8000); // far less on a machine of its own; the square would take minutes
     expect(root.textContent?.length).toBeGreaterThan(0);
+  });
+});
+
+describe("a block of code", () => {
+  const long = `${"x = 1\n".repeat(811)}x = 1`;
+  const drawn = (text: string, isGrowing: boolean, root: HTMLElement = document.createElement("div")): HTMLElement => {
+    document.body.append(root);
+    render(<Markdown text={text} isGrowing={isGrowing} />, root);
+    return root;
+  };
+
+  it.each([
+    ["alone", `\`\`\`python\n${long}\n\`\`\``],
+    ["in a list", `1. Write:\n   \`\`\`python\n${long.replaceAll(/^/gm, "   ")}\n   \`\`\``],
+  ])("grows whole and is folded when it is done, %s", async (_, text) => {
+    const root = drawn(text, true);
+    expect(root.querySelector(".folded, .code-more")).toBeNull();
+    drawn(text, false, root);
+    const more = root.querySelector<HTMLButtonElement>(".code.folded .code-more");
+    expect(more?.textContent).toBe("Show all 812 lines");
+    expect(root.querySelector("pre")?.textContent).toBe(long); // folded by style alone: it can be searched and copied
+    more?.click();
+    await vi.waitFor(() => expect(root.querySelector(".folded")).toBeNull());
+    expect(more?.textContent).toBe("Show fewer lines");
+  });
+
+  it("is folded when text follows it, and not if it is short", () => {
+    expect(drawn(`\`\`\`\n${long}\n\`\`\`\nand more`, true).querySelector(".folded")).not.toBeNull();
+    expect(drawn("```\nx\n```", false).querySelector(".folded, .code-more")).toBeNull();
+  });
+
+  it("shows HTML and SVG in a frame without the origin of the page, when asked and done", async () => {
+    const text = "```html\n<b>x</b><script>alert(1)</script>\n```";
+    expect(drawn(text, true).querySelector("button.link")).toBeNull();
+    const root = drawn(text, false);
+    expect(root.querySelector("iframe")).toBeNull();
+    root.querySelector<HTMLButtonElement>("button.link")?.click();
+    await vi.waitFor(() => expect(root.querySelector("iframe")).not.toBeNull());
+    expect(root.querySelector("iframe")?.getAttribute("sandbox")).toBe("allow-scripts");
+    expect(root.querySelector("iframe")?.src).toMatch(/\/preview\.html$/);
+    expect(root.querySelector("pre")).toBeNull();
+  });
+
+  it("has a preview if it is a page or a drawing", () => {
+    expect(previewOf("<b>x</b>", "html")).toBe("<b>x</b>");
+    expect(previewOf("<!DOCTYPE html><p>", "")).toBe("<!DOCTYPE html><p>");
+    expect(previewOf("<svg/>", "svg")).toContain("<svg/>");
+    expect(previewOf('<?xml version="1.0"?>\n<svg width="1"/>', "xml")).toContain("<svg");
+    for (const [code, language] of [["<a/>", "xml"], ["<svg>", "python"], ["x", ""]] as const) expect(previewOf(code, language)).toBeNull();
+  });
+
+  it("is saved under the suffix of its language", () => {
+    expect(["python", "c++", "JSON", "", "../x"].map(fileName)).toEqual(["code.py", "code.cpp", "code.json", "code.txt", "code.txt"]);
   });
 });
 

@@ -21,6 +21,9 @@ import paceline
 from paceline.server.settings import ServerSettings, is_socket_path
 
 INDEX: Final = "index.html"
+PREVIEW: Final = "preview.html"
+"""The document of the frames in which the page shows HTML of a model."""
+
 TRACE_VIEWER: Final = "trace.html"
 """The viewer of `paceline trace show --html`, which is no page of a server."""
 
@@ -35,8 +38,15 @@ OFF: Final = (
 
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
-    "media-src 'self' data: blob:; font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "media-src 'self' data: blob:; font-src 'self'; frame-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'"
 )
+PREVIEW_POLICY: Final = (
+    "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; "
+    "media-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
+)
+"""An origin of its own, inline code, and no network."""
+
 _TYPES: Final = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -93,7 +103,9 @@ class BuiltFile:
             "cache-control": _FOREVER if name.startswith("assets/") else "no-cache",
             **_SAFE,
         }
-        if name.endswith(".html"):
+        if name == PREVIEW:
+            headers |= {"content-security-policy": PREVIEW_POLICY}
+        elif name.endswith(".html"):
             headers |= {"content-security-policy": POLICY, "x-frame-options": "DENY"}
         return cls(
             content=content,

@@ -51,6 +51,15 @@ def test_a_file_is_compressed_for_clients_that_accept_it(accepted: str, is_compr
     assert "vary" not in get(built(), "/icon.svg").headers  # too small to be worth it
 
 
+def test_the_document_of_previews_has_an_origin_of_its_own_and_no_network() -> None:
+    """The page may frame it, and no other page may."""
+    policy = BuiltFile.of("preview.html", b"<script></script>").headers["content-security-policy"]
+    assert policy.startswith("sandbox allow-scripts; default-src 'none';")
+    assert "frame-ancestors 'self'" in policy
+    assert not any(word in policy for word in ("allow-same-origin", "connect-src", "http"))
+    assert "frame-src 'self'" in get(built(), "/").headers["content-security-policy"]
+
+
 def test_a_browser_that_has_a_file_gets_a_304() -> None:
     """By its tag, weak or among others; another one gets all of it."""
     tag = get(built(), "/").headers["etag"]

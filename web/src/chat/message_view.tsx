@@ -98,7 +98,7 @@ function ReplyBody({ app, opened, message, isLast, reply, hasSchema }: ReplyProp
   return (
     <>
       {message.reasoning && <Thinking text={message.reasoning} isNow={isThinking} tokens={message.usage?.completion_tokens_details?.reasoning_tokens} />}
-      {message.content && <ReplyText text={message.content} isJson={hasSchema && !isStreaming} />}
+      {message.content && <ReplyText text={message.content} isJson={hasSchema && !isStreaming} isGrowing={isStreaming} />}
       {message.toolCalls && <ToolCalls {...{ app, opened, message, isLast }} calls={message.toolCalls} />}
       {isStreaming && <PhaseLine {...{ app, opened }} phase={reply?.phase.value} hasText={Boolean(message.content || message.reasoning)} />}
       <Ending {...{ app, opened, message }} />
@@ -106,9 +106,9 @@ function ReplyBody({ app, opened, message, isLast, reply, hasSchema }: ReplyProp
   );
 }
 
-function ReplyText({ text, isJson }: { text: string; isJson: boolean }): VNode {
+function ReplyText({ text, isJson, isGrowing }: { text: string; isJson: boolean; isGrowing: boolean }): VNode {
   const json = useMemo(() => (isJson ? prettyJson(text) : null), [text, isJson]);
-  return json === null ? <Markdown text={text} /> : <CodeBlock code={json} language="json" />;
+  return json === null ? <Markdown text={text} isGrowing={isGrowing} /> : <CodeBlock code={json} language="json" />;
 }
 
 function prettyJson(text: string): string | null {

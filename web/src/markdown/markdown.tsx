@@ -12,9 +12,9 @@ const MOST_DEPTH = 24; // of nested quotes and lists; deeper text is shown as so
 
 /**
  * Markdown as elements. HTML in it is shown as text, links lead to the web or are text, and images are named, not loaded: text
- * of a model cannot run, load or send anything.
+ * of a model cannot run, load or send anything. isGrowing: more of it is being generated.
  */
-export const Markdown = memo(function Markdown({ text }: { text: string }): VNode {
+export const Markdown = memo(function Markdown({ text, isGrowing = false }: { text: string; isGrowing?: boolean }): VNode {
   const tokens = lexed(text);
   const links = Object.values((tokens as { links?: Record<string, { href: string }> }).links ?? {})
     .map((one) => one.href)
@@ -22,28 +22,35 @@ export const Markdown = memo(function Markdown({ text }: { text: string }): VNod
   return (
     <div class="markdown">
       {tokens.map((token, index) => (
-        <Block key={index} token={token} links={links} />
+        <Block key={index} token={token} links={links} isGrowing={isGrowing && index === tokens.length - 1} />
       ))}
     </div>
   );
 });
 
+interface BlockProps {
+  token: Token;
+  links: string;
+  isGrowing: boolean;
+}
+
 /**
  * One block. It is drawn again only if its source changes, so that a text that grows costs its last block. links: the
  * addresses of `[x]: address`, which may come later.
  */
-class Block extends Component<{ token: Token; links: string }> {
-  override shouldComponentUpdate(next: { token: Token; links: string }): boolean {
-    const { token, links } = this.props;
-    return token.raw !== next.token.raw || token.type !== next.token.type || links !== next.links;
+class Block extends Component<BlockProps> {
+  override shouldComponentUpdate(next: BlockProps): boolean {
+    const { token, links, isGrowing } = this.props;
+    const isSame = token.raw === next.token.raw && token.type === next.token.type && links === next.links;
+    return !isSame || isGrowing !== next.isGrowing;
   }
 
   override render(): ComponentChildren {
-    return block(this.props.token, 0);
+    return block(this.props.token, 0, this.props.isGrowing);
   }
 }
 
-function block(token: Token, depth: number): ComponentChildren {
+function block(token: Token, depth: number, isGrowing: boolean): ComponentChildren {
   if (depth > MOST_DEPTH) return <p class="plain">{token.raw.trimEnd()}</p>;
   switch (token.type) {
     case "space":
@@ -56,11 +63,11 @@ function block(token: Token, depth: number): ComponentChildren {
     case "text":
       return inlines(token as Tokens.Text);
     case "code":
-      return <CodeBlock code={(token as Tokens.Code).text} language={(token as Tokens.Code).lang ?? ""} />;
+      return <CodeBlock code={(token as Tokens.Code).text} language={(token as Tokens.Code).lang ?? ""} isGrowing={isGrowing} />;
     case "blockquote":
-      return <blockquote>{blocks((token as Tokens.Blockquote).tokens, depth + 1)}</blockquote>;
+      return <blockquote>{blocks((token as Tokens.Blockquote).tokens, depth + 1, isGrowing)}</blockquote>;
     case "list":
-      return list(token as Tokens.List, depth + 1);
+      return list(token as Tokens.List, depth + 1, isGrowing);
     case "table":
       return table(token as Tokens.Table);
     case "hr":
@@ -72,8 +79,8 @@ function block(token: Token, depth: number): ComponentChildren {
   }
 }
 
-function blocks(tokens: readonly Token[], depth: number): ComponentChildren {
-  return tokens.map((token) => block(token, depth));
+function blocks(tokens: readonly Token[], depth: number, isGrowing: boolean): ComponentChildren {
+  return tokens.map((token, at) => block(token, depth, isGrowing && at === tokens.length - 1));
 }
 
 function heading(token: Tokens.Heading): VNode {
@@ -84,11 +91,11 @@ function heading(token: Tokens.Heading): VNode {
   return token.depth === 3 ? <h5 dir="auto">{children}</h5> : <h6 dir="auto">{children}</h6>;
 }
 
-function list(token: Tokens.List, depth: number): VNode {
-  const items = token.items.map((item) => (
+function list(token: Tokens.List, depth: number, isGrowing: boolean): VNode {
+  const items = token.items.map((item, at) => (
     <li class={item.task ? "task" : ""}>
       {item.task && <input type="checkbox" checked={Boolean(item.checked)} disabled aria-label="task" />}
-      {blocks(item.tokens.filter((one) => one.type !== "checkbox"), depth)}
+      {blocks(item.tokens.filter((one) => one.type !== "checkbox"), depth, isGrowing && at === token.items.length - 1)}
     </li>
   ));
   if (!token.ordered) return <ul dir="auto">{items}</ul>;

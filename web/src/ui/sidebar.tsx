@@ -5,10 +5,10 @@ import { apiKey, forgetKey } from "../api/key";
 import { type App, showToast } from "../app";
 import type { Conversation } from "../conversations/model";
 import { exportText, parseImport } from "../conversations/transfer";
-import { announce } from "./announce";
 import { confirmed } from "./dialog";
 import { Icon, type IconName } from "./icon";
 import { addressOf, goTo, route } from "./route";
+import { saveFile } from "./save_file";
 import { nextTheme, theme } from "./theme";
 
 const MOST_LISTED = 300; // more are found by searching
@@ -174,19 +174,13 @@ function leaveKey(app: App): void {
 
 async function exportAll(app: App): Promise<void> {
   const text = exportText(await app.store.everything());
-  const url = URL.createObjectURL(new Blob([text], { type: "application/json" }));
-  const link = document.createElement("a");
-  link.href = url;
-  link.download = `paceline-conversations-${new Date().toISOString().slice(0, 10)}.json`;
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(url), 60_000);
+  saveFile(`paceline-conversations-${new Date().toISOString().slice(0, 10)}.json`, text, "application/json");
 }
 
 async function importFile(app: App, file: File): Promise<void> {
   try {
     const imported = parseImport(await file.text());
     await app.store.add(imported);
-    announce(`${imported.length} conversations were imported.`);
     showToast(`${imported.length} ${imported.length === 1 ? "conversation was" : "conversations were"} imported.`);
   } catch (error) {
     showToast(`Nothing was imported. ${messageOf(error)}`);
