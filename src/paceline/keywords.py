@@ -200,6 +200,7 @@ class ChatRequestKeywords(TypedDict, total=False):
     speculation: bool | None
     max_draft: Int | None
     tenant: str | None
+    tenant_weight: Float | None
     cache_salt: str | None
     request_id: str | None
 
@@ -255,6 +256,7 @@ class ScoreKeywords(TypedDict, total=False):
     parse_special: bool | None
     cache_prompt: bool | None
     tenant: str | None
+    tenant_weight: Float | None
     cache_salt: str | None
     request_id: str | None
 

@@ -26,6 +26,8 @@ SECONDS_PER_PRIORITY = 10.0
 _LARGE = 1_000_000
 MAX_DRAFT = 64
 """Most tokens of one sequence that speculation proposes in a tick."""
+MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000.0
+"""Bounds of a tenant's weight."""
 MAX_INTERVAL = 1_000_000
 """Tokens; more than any choice has."""
 _INT32 = 2**31 - 1
@@ -70,8 +72,10 @@ class RequestOptions:
         speculation: Whether tokens may be proposed ahead of decoding, if the engine has a drafter. The output is the same.
         max_draft: Most tokens that are proposed in a tick, 0 to 64; None: as many as pay.
         tenant: Owner of the request. Only requests of the same tenant and cache_salt share prefixes and compiled grammars;
-            others cannot even find out by timing. Tenants take turns for slots, and one tenant cannot fill the queue for the
-            others.
+            others cannot even find out by timing. Tenants share slots and prompt tokens, and one tenant cannot fill the queue
+            for the others.
+        tenant_weight: Share of the tenant while several tenants wait, in proportion to the others, 0.001 to 1000. The weight of
+            a tenant's latest request counts.
         cache_salt: See tenant.
         request_id: The caller's name for the request in records and traces.
 
@@ -98,6 +102,7 @@ class RequestOptions:
     speculation: bool = True
     max_draft: int | None = None
     tenant: str = ""
+    tenant_weight: float = 1.0
     cache_salt: str = ""
     request_id: str | None = None
 
@@ -128,6 +133,7 @@ class RequestOptions:
         for name in ("add_special", "parse_special", "special", "cache_prompt", "speculation"):
             validation.boolean(name, getattr(self, name))
         self._set("preserved_tokens", _token_ids(self.preserved_tokens))
+        self._set("tenant_weight", validation.number("tenant_weight", self.tenant_weight, MIN_WEIGHT, MAX_WEIGHT))
         for name in ("tenant", "cache_salt"):
             self._set(name, validation.text(name, getattr(self, name)))
         for name in ("request_id", "suffix"):

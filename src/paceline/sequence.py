@@ -247,7 +247,7 @@ class Sequence(CacheSequence):
     num_tokens: int
 
     __slots__ = (
-        "admitted_s", "choice", "drawing", "error", "key", "last_tick", "limit", "max_draft", "num_accepted", "num_drafted",
+        "choice", "drawing", "error", "key", "last_tick", "limit", "max_draft", "num_accepted", "num_drafted",
         "num_preempted", "num_scored", "num_taken_back", "num_tokens", "order", "output", "priority", "reason", "sampler",
         "slot",
     )  # fmt: skip
@@ -270,7 +270,6 @@ class Sequence(CacheSequence):
         self.output = OutputProcessor(params, vocabulary, choice, options, request.echo)
         self.priority = options.priority
         self.slot: int | None = None
-        self.admitted_s: float | None = None
         self.last_tick = self.limit = 0
         self.reason: FinishReason | None = None
         self.error: PacelineError | None = None
@@ -283,8 +282,8 @@ class Sequence(CacheSequence):
 
     @property
     def submitted_s(self) -> float:
-        """Time at which its request was accepted; if several tenants share the slots, at which it got its slot."""
-        return self.request.submitted_s if self.admitted_s is None else self.admitted_s
+        """Time at which its request was accepted."""
+        return self.request.submitted_s
 
     @property
     def is_running(self) -> bool:

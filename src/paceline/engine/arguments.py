@@ -198,7 +198,7 @@ _EMBEDDING_OPTIONS = _RERANKING_OPTIONS | {"add_special", "parse_special", "tena
 SCORING_OPTIONS: Final = frozenset(
     {
         "priority", "queue_timeout_s", "timeout_s", "request_id", "lora", "add_special", "parse_special", "cache_prompt",
-        "tenant", "cache_salt",
+        "tenant", "tenant_weight", "cache_salt",
     }
 )  # fmt: skip
 """Options of scoring choices."""

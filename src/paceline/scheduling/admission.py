@@ -10,12 +10,13 @@ import heapq
 import math
 from bisect import insort
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, KeysView
 
 import msgspec
 
 from paceline.errors import PacelineError
 from paceline.kv_cache import KVCache, NotAdmitted, PrefixMatch
+from paceline.scheduling.fair_shares import FairShares
 from paceline.scheduling.records import Delta, Event, Released, Started, due_reason
 from paceline.scheduling.telemetry import Telemetry
 from paceline.sequence import Request, Sequence
@@ -25,8 +26,8 @@ from paceline.streaming.chunk import FinishReason
 class WaitingQueue:
     """The waiting sequences: first come first served within a priority; waiting makes up for priority, so none starves.
 
-    Tenants share the slots: the next sequence belongs to the tenant with the fewest running sequences, and tenants with equally
-    many take turns. Priority and arrival order the sequences of one tenant.
+    Tenants share the slots: the next sequence belongs to the tenant with the lowest turn (`FairShares.turn`), and tenants with
+    equal ones alternate. Priority and arrival order the sequences of one tenant.
 
     sequences: of all tenants by priority and arrival; read-only.
     """
@@ -62,10 +63,15 @@ class WaitingQueue:
         if own is not None:
             self._of_tenants[_tenant(sequence)] = own
 
-    def in_turn(self, num_running: Counter[str]) -> Iterator[Sequence]:
+    @property
+    def tenants(self) -> KeysView[str]:
+        """The tenants with waiting sequences."""
+        return self._of_tenants.keys()
+
+    def in_turn(self, turn_of: Callable[[str], float]) -> Iterator[Sequence]:
         """Yield the waiting sequences in the order in which they get slots.
 
-        num_running: running sequences by tenant (`Slots.num_running`); the order follows it and `take` between two steps.
+        turn_of: returns the turn of a tenant (`Slots.turn_of`); the order follows it and `take` between two steps.
         """
         if len(self._of_tenants) <= 1:
             yield from tuple(self.sequences)
@@ -73,7 +79,7 @@ class WaitingQueue:
         waiting = {tenant: deque(sequences) for tenant, sequences in self._of_tenants.items()}
         while waiting:
             tenants = [tenant for tenant in self._of_tenants if tenant in waiting]
-            tenant = min(tenants, key=num_running.__getitem__)
+            tenant = min(tenants, key=turn_of)
             yield waiting[tenant].popleft()
             if not waiting[tenant]:
                 del waiting[tenant]
@@ -87,10 +93,9 @@ class Slots:
         num_running: Their number by tenant.
     """
 
-    def __init__(self, num: int) -> None:
-        self._num = num
+    def __init__(self, num: int, shares: FairShares) -> None:
+        self._num, self._shares = num, shares
         self._free = list(range(num))
-        self._is_shared = False  # by several tenants
         self.running: list[Sequence] = []
         self.num_running: Counter[str] = Counter()
 
@@ -99,15 +104,16 @@ class Slots:
         """Number of free slots."""
         return len(self._free)
 
-    def allocate(self, sequence: Sequence, tick: int, now_s: float) -> int:
+    def turn_of(self, tenant: str) -> float:
+        """Return the turn of a tenant for the next slot; the lowest is first."""
+        return self._shares.turn(tenant, self.num_running[tenant])
+
+    def allocate(self, sequence: Sequence, tick: int) -> int:
         """Give a sequence a slot and return the slot."""
         slot = sequence.slot = heapq.heappop(self._free)
         sequence.last_tick = tick
         self.running.append(sequence)
         self.num_running[_tenant(sequence)] += 1
-        self._level_priorities()
-        if self._is_shared:
-            sequence.admitted_s = now_s
         return slot
 
     def release(self, sequence: Sequence) -> int:
@@ -119,39 +125,31 @@ class Slots:
         if not self.num_running[_tenant(sequence)]:
             del self.num_running[_tenant(sequence)]
         heapq.heappush(self._free, slot)
-        sequence.slot = sequence.admitted_s = None
-        sequence.priority = sequence.request.options.priority
-        self._level_priorities()
+        sequence.slot = None
         return slot
 
-    def _level_priorities(self) -> None:
-        """Make 0 the highest priority of each tenant's running sequences if several tenants share the slots.
-
-        Priority then orders the sequences of one tenant and raises none above the sequences of another tenant, and prompts of
-        several tenants come in the order in which they got their slots.
-        """
-        was_shared, self._is_shared = self._is_shared, len(self.num_running) > 1
-        if not (was_shared or self._is_shared):
-            return
-        highest: dict[str, int] = {}
-        if self._is_shared:
-            for sequence in self.running:
-                own = sequence.request.options.priority
-                highest[_tenant(sequence)] = max(own, highest.get(_tenant(sequence), own))
-        for sequence in self.running:
-            sequence.priority = sequence.request.options.priority - highest.get(_tenant(sequence), 0)
-
     def next_victim(self) -> Sequence:
-        """Return the running sequence to preempt first: paused, of the tenant with most sequences, least important, youngest."""
+        """Return the running sequence to preempt first: paused, of the tenant with most by weight, least important, youngest."""
         return max(
             self.running,
             key=lambda running: (
                 running.request.is_paused,
-                self.num_running[_tenant(running)],
+                self._shares.weighted(_tenant(running), self.num_running[_tenant(running)]),
+                self._shares.time(_tenant(running)),
                 -running.priority,
                 running.order,
             ),
         )
+
+    def is_owed_to(self, sequence: Sequence) -> bool:
+        """Return whether the next victim gives its slot up for a sequence of a tenant that has none.
+
+        The victim's tenant keeps another slot, and has computed at least as much by weight.
+        """
+        if not self._shares.is_shared or self.num_running[_tenant(sequence)]:
+            return False
+        victim = _tenant(self.next_victim())
+        return self.num_running[victim] > 1 and self._shares.time(_tenant(sequence)) <= self._shares.time(victim)
 
     def check(self) -> None:
         """Assert that every slot is either free or used."""
@@ -161,30 +159,40 @@ class Slots:
 
 
 class Admission:
-    """Moves sequences between queue and slots. No sequence overtakes one that only lacks cells."""
+    """Moves sequences between queue and slots. No sequence overtakes one that only lacks cells.
 
-    def __init__(self, kv_cache: KVCache, slots: Slots, queue: WaitingQueue, telemetry: Telemetry) -> None:
+    A tenant without a slot takes a slot from a tenant with several (`Slots.is_owed_to`).
+    """
+
+    def __init__(
+        self, kv_cache: KVCache, slots: Slots, queue: WaitingQueue, telemetry: Telemetry, shares: FairShares
+    ) -> None:
         self._kv_cache, self._slots, self._queue, self._telemetry = kv_cache, slots, queue, telemetry
+        self._shares = shares
 
     def admit(self, now_s: float, tick: int) -> list[Event]:
         """Start waiting sequences in turn, as many as slots and cells allow."""
         events: list[Event] = []
-        if not (self._slots.num_free or self._has_paused):
+        slots = self._slots
+        is_owed = self._shares.is_shared and not self._queue.tenants <= slots.num_running.keys()
+        if not (slots.num_free or self._has_paused or is_owed):
             return events
-        for sequence in self._queue.in_turn(self._slots.num_running):
+        for sequence in self._queue.in_turn(slots.turn_of):
             if sequence.request.is_paused:
                 continue
-            if not (self._slots.num_free or self._has_paused):
+            if not (slots.num_free or self._has_paused or slots.is_owed_to(sequence)):
                 break
             match = self._match(sequence, now_s)
-            while self._has_paused and (
-                match is NotAdmitted.NO_CELLS or (isinstance(match, PrefixMatch) and not self._slots.num_free)
+            while (self._has_paused and match is NotAdmitted.NO_CELLS) or (
+                isinstance(match, PrefixMatch)
+                and not slots.num_free
+                and (self._has_paused or slots.is_owed_to(sequence))
             ):
                 self.preempt(now_s)
                 match = self._match(sequence, now_s)
             if match in (NotAdmitted.PREFIX_PENDING, NotAdmitted.READ_PENDING):
                 continue
-            if not isinstance(match, PrefixMatch):
+            if not isinstance(match, PrefixMatch) or not slots.num_free:
                 break
             events += self._start(sequence, match, now_s, tick)
         return events
@@ -223,7 +231,7 @@ class Admission:
     def _start(self, sequence: Sequence, match: PrefixMatch, now_s: float, tick: int) -> list[Event]:
         request, sink = sequence.request, self._telemetry.sink
         self._queue.take(sequence)
-        slot = self._slots.allocate(sequence, tick, now_s)
+        slot = self._slots.allocate(sequence, tick)
         is_first = request.progress.started_s is None
         if is_first:
             request.progress.started_s = now_s
@@ -254,9 +262,10 @@ class RequestFinisher:
         queue: WaitingQueue,
         telemetry: Telemetry,
         requests: dict[int, Request],
+        shares: FairShares,
     ) -> None:
         self._kv_cache, self._slots, self._queue, self._telemetry = kv_cache, slots, queue, telemetry
-        self._requests = requests
+        self._requests, self._shares = requests, shares
 
     def poll(self, now_s: float, *, is_stopping: bool) -> list[Event]:
         """Finish requests that are cancelled, past a deadline or read too slowly; all requests when stopping."""
@@ -318,6 +327,7 @@ class RequestFinisher:
 
     def _retire(self, request: Request, now_s: float) -> None:
         del self._requests[request.key]
+        self._shares.remove(request)
         worst = min(request.sequences, key=lambda sequence: (sequence.reason or FinishReason.LENGTH).rank)
         assert worst.reason is not None  # noqa: S101 - all have ended
         self._telemetry.request_ended(request.key, worst.reason, request.usage(now_s), now_s, worst.error)

@@ -29,6 +29,7 @@ from paceline.kv_cache import (
 )
 from paceline.scheduling.admission import Admission, RequestFinisher, Slots, WaitingQueue
 from paceline.scheduling.embedding import EmbeddingScheduler
+from paceline.scheduling.fair_shares import FairShares
 from paceline.scheduling.records import (
     Answered,
     Delta,
@@ -107,13 +108,18 @@ class Scheduler:
     def _start(self) -> None:
         self._events: list[Event] = []
         self._telemetry = Telemetry(self._sink, self._limits, ActivityLog(self._clock.now()))
-        self._slots, self._queue = Slots(self._limits.num_slots), WaitingQueue()
+        self._shares = FairShares(self._limits.max_positions)
+        self._slots, self._queue = Slots(self._limits.num_slots, self._shares), WaitingQueue()
         self._requests: dict[int, Request] = {}
         self.kv_cache = KVCache(self._limits, self._sink, self.cost_model, self._store)
-        self._admission = Admission(self.kv_cache, self._slots, self._queue, self._telemetry)
-        self._finisher = RequestFinisher(self.kv_cache, self._slots, self._queue, self._telemetry, self._requests)
+        self._admission = Admission(self.kv_cache, self._slots, self._queue, self._telemetry, self._shares)
+        self._finisher = RequestFinisher(
+            self.kv_cache, self._slots, self._queue, self._telemetry, self._requests, self._shares
+        )
         self._lost_time = LostTime(self._decode_cost)
-        self._step_planner = StepPlanner(self._limits, self._strategy, self.kv_cache, self.cost_model, self._lost_time)
+        self._step_planner = StepPlanner(
+            self._limits, self._strategy, self.kv_cache, self.cost_model, self._lost_time, self._shares
+        )
         self._embedding = EmbeddingScheduler(self._limits, self._telemetry)
         self._is_stopping = False
         self._needs_poll = True
@@ -136,6 +142,7 @@ class Scheduler:
     def submit(self, request: Request) -> None:
         """Queue a request."""
         self._requests[request.key] = request
+        self._shares.add(request.options)
         self._needs_poll = self._needs_poll or request.has_deadline or request.cancelled or self._is_stopping
         self._sink.request_queued(RequestRecord.of(request))
         for sequence in request.sequences:
@@ -339,6 +346,8 @@ class Scheduler:
     def _apply_step(self, plan: StepPlan, output: PlanOutput, restarted: set[Sequence], now_s: float) -> None:
         is_watched = self._telemetry.wants_ticks
         tenants = tenants_of(plan.rows) if self._telemetry.log.is_on else {}
+        if self._shares.is_shared:
+            self._shares.charge(plan.rows, self._queue.tenants)
         records = []
         is_pressed = False
         for row, result in zip(plan.rows, output.rows, strict=True):

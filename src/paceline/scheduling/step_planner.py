@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TypeVar
 
 from paceline.cost_model import DecodeCost
 from paceline.errors import PacelineError, StrategyError, Unsupported
 from paceline.kv_cache import TEXT_LAYOUT, KVCache, MediaItem
+from paceline.scheduling.fair_shares import FairShares
 from paceline.scheduling.records import StepPlan
-from paceline.scheduling.strategies import BatchStrategy, SchedulerView, SequenceView, TickCost, TokenAllocation
+from paceline.scheduling.strategies import AnySequence, BatchStrategy, SchedulerView, TickCost, TokenAllocation
 from paceline.sequence import Limits, Row, Sequence
 
 Lora = tuple[tuple[str, float], ...]
 
-AnySequence = TypeVar("AnySequence", bound=SequenceView)
 _MEMORY_S = 10.0  # older passes fade
 
 
 class StepPlanner:
-    """Gets allocations from the strategy and checks them. Rows of different adapter sets or kinds never share a pass.
+    """Gets allocations from the strategy, checks them, and divides prompt tokens among tenants.
+
+    Rows of different adapter sets or kinds never share a pass.
 
     Passes over tokens and over media take turns; a media item with attention that is not causal has a pass of its own.
 
@@ -28,10 +29,16 @@ class StepPlanner:
     """
 
     def __init__(
-        self, limits: Limits, strategy: BatchStrategy, kv_cache: KVCache, cost: TickCost, lost_time: LostTime
+        self,
+        limits: Limits,
+        strategy: BatchStrategy,
+        kv_cache: KVCache,
+        cost: TickCost,
+        lost_time: LostTime,
+        shares: FairShares,
     ) -> None:
         self._limits, self._strategy, self._kv_cache, self._cost = limits, strategy, kv_cache, cost
-        self._lost_time = lost_time
+        self._lost_time, self._shares = lost_time, shares
         self._turns = AdapterTurns(limits.itl_target_s)
         self._at_media: list[Sequence] = []  # candidates at a media item
         self._was_media = False
@@ -65,7 +72,8 @@ class StepPlanner:
             lost_tick_s=self._lost_time.mean_s,
         )
         try:
-            rows = rows_of(self._strategy.plan(view, self._limits.n_batch), candidates, self._limits.n_batch)
+            allocations = self._strategy.plan(view, self._limits.n_batch)
+            rows = rows_of(allocations, candidates, self._limits.n_batch, self._shares)
         except Exception as error:  # noqa: BLE001 - whatever a strategy of the user's raises
             self.error = StrategyError(f"batch strategy {type(self._strategy).__name__} failed: {error!r:.500}")
             self.error.__cause__ = error
@@ -193,9 +201,12 @@ def checked_allocations(
     return found
 
 
-def rows_of(allocations: object, sequences: Iterable[Sequence], budget: int) -> list[Row]:
-    """Return the rows of a strategy's plan. Raise `StrategyError` as `checked_allocations` does."""
-    return [_row(sequence, num_tokens) for sequence, num_tokens in checked_allocations(allocations, sequences, budget)]
+def rows_of(allocations: object, sequences: list[Sequence], budget: int, shares: FairShares | None = None) -> list[Row]:
+    """Return the rows of a strategy's plan, divided by `shares`. Raise `StrategyError` as `checked_allocations` does."""
+    checked = checked_allocations(allocations, sequences, budget)
+    if shares is not None and shares.is_shared:
+        checked = shares.divide(checked, sequences)
+    return [_row(sequence, num_tokens) for sequence, num_tokens in checked]
 
 
 def _is_at_causal(sequence: Sequence) -> bool:

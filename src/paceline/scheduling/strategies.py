@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import entry_points
 from operator import attrgetter
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
@@ -33,9 +33,8 @@ class SequenceView(Protocol):
     key: its name in a `TokenAllocation`. num_tokens: prompt and generated; num_computed_tokens: in the KV cache;
     num_uncomputed_tokens: its work, at least 1. limit: most tokens that it may get in this tick, 1 <= limit <=
     num_uncomputed_tokens. is_decoding: whether it has generated and a row of all its uncomputed tokens yields its next token (the
-    last chunk of a prompt is prefill). order: place by arrival, lower came first. submitted_s: time of its submission; if several
-    tenants run, of its admission. last_tick: the tick of its last row, or of its admission. priority: higher first; if several
-    tenants run, 0 is the highest of each.
+    last chunk of a prompt is prefill). order: place by arrival, lower came first. submitted_s: time of its submission. last_tick:
+    the tick of its last row, or of its admission. priority: higher first.
     """
 
     @property
@@ -60,6 +59,9 @@ class SequenceView(Protocol):
     def last_tick(self) -> int: ...  # noqa: D102
     @property
     def priority(self) -> int: ...  # noqa: D102
+
+
+AnySequence = TypeVar("AnySequence", bound=SequenceView)
 
 
 class TickCost(Protocol):
@@ -164,7 +166,7 @@ def longest_waiting_first(sequences: Iterable[SequenceView]) -> list[SequenceVie
     return sorted(sequences, key=attrgetter("last_tick", "order"))
 
 
-def most_urgent_first(sequences: Iterable[SequenceView]) -> list[SequenceView]:
+def most_urgent_first(sequences: Iterable[AnySequence]) -> list[AnySequence]:
     """Return the sequences by priority and arrival, with ageing: by `submitted_s - 10 s * priority`."""
     return sorted(sequences, key=lambda sequence: (turn_s(sequence.submitted_s, sequence.priority), sequence.order))
 

@@ -48,7 +48,7 @@ _OF_OTHER_SHAPE = frozenset({"max_tokens", "seed", "logit_bias", "logprobs", "ec
 _OF_THE_LIBRARY = frozenset({"prompt_logprobs_start"})
 _DECLARED = rows_in("openai")
 # Of RequestOptions: what the API key, the header and the chat format decide; `lora` has a shape of its own.
-_NOT_OF_THE_BODY = frozenset({"tenant", "request_id", "lora", "preserved_tokens"})
+_NOT_OF_THE_BODY = frozenset({"tenant", "tenant_weight", "request_id", "lora", "preserved_tokens"})
 
 SAMPLING_EXTRAS = tuple(
     row.name
@@ -92,6 +92,7 @@ _RULES = FieldRules(
         "functions": "it is the older name of tools; send tools and tool_choice",
         "logits_processors": "use logit_bias, bad_words or a constraint",
         "tenant": "it follows from the API key; cache_salt keeps prefixes apart too",
+        "tenant_weight": "it follows from the API key",
         "use_beam_search": "leave it out; n draws several choices",
     },
     harmless={"function_call": ("none", "auto"), "modalities": (["text"],)},

@@ -278,6 +278,8 @@ def test_the_tenant_is_the_keys_and_not_the_bodys() -> None:
     """Ignoring it would share prefixes that the client wants apart. The error names the field to use instead."""
     with pytest.raises(ApiException, match="tenant .* cache_salt"):
         completion(tenant="other")
+    with pytest.raises(ApiException, match="tenant_weight .* API key"):
+        completion(tenant_weight=9)
 
 
 def test_fields_without_a_meaning_here_are_named_in_warnings() -> None:

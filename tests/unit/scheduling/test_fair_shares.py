@@ -1,0 +1,246 @@
+"""Weighted fair queueing: tokens by weight while tenants wait, no delay by another tenant's queue, nothing without tenants."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.engine_world import Outcome, World
+
+from paceline.errors import InvalidParams
+from paceline.observability.metrics import Instrument
+from paceline.request import RequestOptions
+from paceline.scheduling.fair_shares import FairShares
+from paceline.scheduling.records import TickRecord
+from paceline.testing.fake_backend import FakeCost
+
+STRATEGIES = ("paced", "balanced", "decode_maximal", "prefill_priority")
+BUSY: dict[str, Any] = {"cost": FakeCost(base_s=0.03, token_s=0.001), "num_cells": 4000}
+
+
+class Tokens(Instrument):
+    """The computed tokens of each tenant."""
+
+    def __init__(self) -> None:
+        self.of_tenants: Counter[str] = Counter()
+        self.world: World | None = None
+
+    def tick_finished(self, record: TickRecord) -> None:
+        assert self.world is not None
+        for row in record.rows:
+            self.of_tenants[self.world.outcomes[row.key].request.options.tenant] += row.num_tokens
+
+
+class BusyWorld(World):
+    """A world without checks of each tick, as it runs for many."""
+
+    def __init__(self, **options: Any) -> None:
+        self.tokens = Tokens()
+        super().__init__(instruments=(self.tokens,), **{**BUSY, **options})
+        self.tokens.world = self
+
+    def check(self) -> None:
+        pass
+
+    def num_waiting(self, tenant: str) -> int:
+        return sum(sequence.request.options.tenant == tenant for sequence in self.scheduler._queue)
+
+
+def jain(values: list[float]) -> float:
+    """Jain's index of fairness: 1 if all values are equal, 1 / n if a single one has everything."""
+    return sum(values) ** 2 / (len(values) * sum(value**2 for value in values))
+
+
+def run_for(
+    world: BusyWorld, seconds: float, weights: Mapping[str, float], lengths: Mapping[str, tuple[int, int]]
+) -> None:
+    """Keep three requests of each tenant in the queue. lengths: of prompts and of outputs, at most."""
+    chance = random.Random(7)
+    end_s = world.clock.now() + seconds
+    while world.clock.now() < end_s:
+        for tenant, weight in weights.items():
+            longest, most = lengths.get(tenant, (120, 40))
+            while world.num_waiting(tenant) < 3:
+                ids = [chance.randrange(97, 122) for _ in range(chance.randrange(longest // 2, longest))]
+                world.submit(
+                    ids,
+                    max_tokens=chance.randrange(1, most),
+                    ignore_eos=True,
+                    tenant=tenant,
+                    tenant_weight=weight,
+                    cache_prompt=False,
+                )
+                world.tick()
+        world.tick()
+
+
+@pytest.mark.parametrize(
+    ("weights", "lengths"),
+    [
+        ({"a": 1, "b": 1, "c": 1}, {}),
+        ({"a": 1, "b": 2, "c": 4}, {}),
+        ({"a": 1, "b": 10}, {}),
+        ({"a": 1, "b": 1}, {"a": (400, 5), "b": (20, 100)}),  # one tenant reads, the other one writes
+    ],
+)
+def test_tokens_are_by_weight_while_all_tenants_wait(
+    weights: dict[str, float], lengths: dict[str, tuple[int, int]]
+) -> None:
+    """In a minute of ticks Jain's index of the tokens by weight is at least 0.98; prompts and outputs count alike."""
+    world = BusyWorld(strategy="paced", limits={"num_slots": 8, "n_batch": 64, "chunk_size": 32})
+    run_for(world, 60, weights, lengths)
+    shares = [world.tokens.of_tenants[tenant] / weight for tenant, weight in weights.items()]
+    assert jain(shares) >= 0.98, shares
+
+
+def num_ticks_to_first_token(world: BusyWorld, outcome: Outcome) -> int:
+    begin = world.num_ticks
+    while outcome.request.progress.first_token_s is None:
+        assert world.num_ticks - begin < 1000
+        world.tick()
+    return world.num_ticks - begin
+
+
+@pytest.mark.parametrize("num_slots", [2, 8, 128])
+@pytest.mark.parametrize("weight", [1, 3])
+def test_a_hundred_requests_delay_another_tenants_by_at_most_a_tick_beyond_its_share(
+    num_slots: int, weight: float
+) -> None:
+    """Its prompt gets its share of each tick's prompt tokens from the next tick on, although no slot was free."""
+    world = BusyWorld(
+        strategy="decode_maximal", limits={"num_slots": num_slots, "n_batch": 160, "chunk_size": 64}, num_cells=40_000
+    )
+    for _ in range(100):
+        world.submit([97] * 300, max_tokens=200, ignore_eos=True, tenant="a", cache_prompt=False)
+    world.tick(10)
+    assert world.num_waiting("a") == max(0, 100 - num_slots)
+    num_decode = sum(sequence.is_decoding for sequence in world.scheduler.running)
+    outcome = world.submit([98] * 256, max_tokens=2, ignore_eos=True, tenant="b", tenant_weight=weight)
+    most_a_tick = min(64, int((160 - num_decode) * weight / (1 + weight))) if num_decode < num_slots - 1 else 64
+    assert num_ticks_to_first_token(world, outcome) <= math.ceil(256 / most_a_tick) + 1
+
+
+def test_a_tenant_that_takes_a_slot_costs_one_preemption() -> None:
+    """The youngest sequence of the tenant with most gives its slot up, and goes on when the other request has ended."""
+    world = World(limits={"num_slots": 2})
+    many = [world.submit("abc", max_tokens=12, ignore_eos=True, tenant="a") for _ in range(4)]
+    world.tick(2)
+    other = world.submit("xyz", max_tokens=3, ignore_eos=True, tenant="b")
+    world.tick()
+    assert [outcome.is_started for outcome in (*many, other)] == [True, True, False, False, True]
+    world.run()
+    assert [outcome.request.sequences[0].num_preempted for outcome in (*many, other)] == [0, 1, 0, 0, 0]
+    assert {tuple(outcome.token_ids()) for outcome in many} == {
+        tuple(world.alone("abc", max_tokens=12, ignore_eos=True).token_ids())
+    }
+
+
+def test_a_lone_slot_is_never_taken() -> None:
+    """With a slot for each tenant, or a single slot, a running request goes on to its end."""
+    for num_slots in (1, 2):
+        world = World(limits={"num_slots": num_slots})
+        running = [world.submit("abc", max_tokens=8, ignore_eos=True, tenant=tenant) for tenant in "ab"[:num_slots]]
+        world.tick(2)
+        world.submit("xyz", max_tokens=3, tenant="c")
+        world.run()
+        assert [outcome.request.sequences[0].num_preempted for outcome in running] == [0] * num_slots
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("tenant", ["", "a"])
+def test_a_tenant_alone_gets_everything(strategy: str, tenant: str) -> None:
+    """The ticks are those of requests without tenants, whatever the weight, and nothing is counted."""
+
+    def ticks(**options: Any) -> list[list[tuple[int, int]]]:
+        plans = []
+        world = World(strategy=strategy, limits={"num_slots": 3, "n_batch": 24})
+        for number in range(6):
+            world.submit("abcdefgh" * 6 + str(number), max_tokens=5, ignore_eos=True, priority=number % 3, **options)
+        while True:
+            plan = world.scheduler.plan() if world.num_ticks else None
+            if plan is None:
+                world.tick()
+                continue
+            assert not world.scheduler._shares.is_shared
+            rows = getattr(plan, "rows", [])
+            plans.append([(row.sequence.key, len(row.token_ids)) for row in rows])
+            world.take(world.scheduler.apply(plan, world.executor.run(plan)))
+            if world.engine.is_idle:
+                return plans
+
+    assert ticks(tenant=tenant, tenant_weight=5) == ticks()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_priority_orders_the_requests_of_one_tenant(strategy: str) -> None:
+    """Beside another tenant's requests, the tenant's later one of a higher priority has its first token first."""
+    world = World(strategy=strategy, limits={"num_slots": 4, "n_batch": 16, "chunk_size": 8}, num_cells=600)
+    low = world.submit("l" * 90, max_tokens=1, tenant="a")
+    high = world.submit("h" * 90, max_tokens=1, tenant="a", priority=1000)
+    other = world.submit("o" * 90, max_tokens=1, tenant="b", priority=-1000)
+    world.run()
+    first = [outcome.request.progress.first_token_s or 0 for outcome in (low, high, other)]
+    assert first[1] < first[0]
+    assert first[2] < first[0]  # half of the tokens, whatever the priorities
+
+
+def test_an_idle_tenant_saves_up_no_credit() -> None:
+    """A tenant that was away for long shares equally with the other from its return on."""
+    world = BusyWorld(strategy="decode_maximal", limits={"num_slots": 4, "n_batch": 32, "chunk_size": 32})
+    lengths = {"a": (120, 3), "b": (120, 3)}
+    run_for(world, 5, {"a": 1, "b": 1}, lengths)
+    run_for(world, 20, {"a": 1}, lengths)
+    world.tokens.of_tenants.clear()
+    run_for(world, 5, {"a": 1, "b": 1}, lengths)
+    tokens = world.tokens.of_tenants
+    assert tokens["b"] < 1.2 * tokens["a"], tokens
+
+
+def test_decoding_without_competition_is_no_debt() -> None:
+    """While no tenant waits, virtual times are equal, so a tenant that decoded more is not behind afterwards."""
+    world = World(limits={"num_slots": 4})
+    for _ in range(3):
+        world.submit("abc", max_tokens=20, ignore_eos=True, tenant="a")
+    world.submit("abc", max_tokens=20, ignore_eos=True, tenant="b")
+    world.tick(12)
+    assert world.scheduler._shares.time("a") == world.scheduler._shares.time("b")
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.dictionaries(
+        st.sampled_from("abcde"),
+        st.tuples(st.integers(1, 200), st.integers(0, 1000), st.sampled_from([0.001, 0.5, 1, 3, 1000])),
+        min_size=1,
+    ),
+    st.floats(0, 1),
+)
+def test_prompt_tokens_are_divided_to_the_last(tenants: dict[str, tuple[int, int, float]], part: float) -> None:
+    """No tenant gets more than it wants, all tokens are given, and a tenant that is cut is not behind one with tokens."""
+    shares = FairShares(10**6)
+    for tenant, (_, time, weight) in tenants.items():
+        shares.add(RequestOptions(tenant=tenant, tenant_weight=weight))
+        shares._times[tenant] = float(time)
+    wanted = {tenant: number for tenant, (number, _, _) in tenants.items()}
+    num_tokens = int(part * sum(wanted.values()))
+    given_tokens = shares._levelled(wanted, num_tokens)
+    assert sum(given_tokens.values()) == num_tokens
+    assert all(0 <= number <= wanted[tenant] for tenant, number in given_tokens.items())
+    ends = {tenant: time + given_tokens[tenant] / weight for tenant, (_, time, weight) in tenants.items()}
+    for tenant, (number, _, weight) in tenants.items():
+        for other, (_, _, other_weight) in tenants.items():
+            if given_tokens[tenant] < number and given_tokens[other] > 0:
+                assert ends[other] - 1.01 / other_weight <= ends[tenant] + 1.01 / weight
+
+
+def test_a_weight_is_a_positive_number() -> None:
+    """Weights outside of 0.001 to 1000 are refused."""
+    for weight in (0, -1, 0.0001, 1001, math.inf):
+        with pytest.raises(InvalidParams, match="tenant_weight"):
+            RequestOptions(tenant_weight=weight)
