@@ -167,6 +167,27 @@ def shared_prefix(*, is_warm: bool) -> Workload:
     )
 
 
+def labels(width: int) -> Workload:
+    """Four hundred texts that get a label each: an instruction of 800 tokens before every text, and few tokens of output."""
+    instruction = Segment(18_000, 800)
+    draw = random.Random(18)
+    return Workload(
+        name=f"labels-{width}",
+        title=f"400 texts of 16-64 tokens behind 800 shared ones, 4 of output, {width} at a time",
+        requests=tuple(
+            PlannedRequest(
+                role="label", segments=(instruction, Segment(18_001 + number, draw.randint(16, 64))), max_tokens=4
+            )
+            for number in range(400)
+        ),
+        width=width,
+        slots=width,
+        tuned=("-c", str(width * 1024), "--kv-unified"),
+        headline="total_s",
+        targets=(Target(figure="total_s", bound=1 / 4, at_least=False, beside="llama-server@tuned"),),
+    )
+
+
 def forks() -> Workload:
     """Five forks of a conversation of 1,500 tokens that is still generating."""
     parent = PlannedRequest(role="conversation", segments=_unique(4000, 1500), max_tokens=96)
@@ -510,6 +531,7 @@ _ALL: Sequence[Workload] = (
     *(mixed(width) for width in (1, 8, 16, 32)),
     shared_prefix(is_warm=False),
     shared_prefix(is_warm=True),
+    *(labels(width) for width in (4, 8, 16, 32)),
     forks(),
     long_among_streams(),
     short_behind_long(),
