@@ -12,6 +12,7 @@ from typing import Any
 import jsonschema
 import pytest
 from tests.exact import EXACT
+from tests.sweeps import sampled
 
 from paceline import LLM, ChatReply, FinishReason
 from paceline.chat import ChatChunk
@@ -85,7 +86,7 @@ CASES: dict[str, tuple[list[int], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", sampled(reversed(CASES), every=3))
 def test_a_killed_worker_changes_nothing_of_a_constrained_chat(llm: LLM, case: str) -> None:
     """Message and tokens equal those of an undisturbed run, and constrained text conforms to its schema."""
     kills_at, options = CASES[case]

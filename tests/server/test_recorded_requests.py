@@ -37,7 +37,7 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module", params=TEMPLATES)
+@pytest.fixture(scope="module")
 def served(
     request: pytest.FixtureRequest, llama_cpp_source: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RunningServer]:
@@ -52,7 +52,21 @@ def served(
         yield server
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def _pairs() -> list[Any]:
+    """Return each template with each file; a plain run has each file once, and each template with some of them."""
+    return [
+        pytest.param(
+            template,
+            file,
+            id=f"{template}-{file.stem}",
+            marks=[] if number % len(TEMPLATES) == index else [pytest.mark.full],
+        )
+        for index, template in enumerate(TEMPLATES)
+        for number, file in enumerate(FILES)
+    ]
+
+
+@pytest.mark.parametrize(("served", "file"), _pairs(), indirect=["served"])
 def test_a_recorded_request_is_served(served: RunningServer, file: Path) -> None:
     """The response ends in order; only its length is bounded here."""
     recorded = json.loads(file.read_text())

@@ -23,6 +23,14 @@ def sleeper() -> Iterator[RunningServer]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def drowsy() -> Iterator[RunningServer]:
+    """The same with embeddings; it stays awake for a second."""
+    settings = ServerSettings(engine_options={**OPTIONS, "sleep_idle_s": 1.0}, embeddings=True)
+    with RunningServer(settings) as running:
+        yield running
+
+
 def until_asleep(server: RunningServer) -> None:
     server.until(lambda: server.engine.heartbeat().state == "sleeping" and server.engine.worker_pid is None)
 
@@ -66,15 +74,14 @@ def test_read_only_routes_respond_and_do_not_wake_it(sleeper: RunningServer) -> 
         ("/apply-template", {"messages": [{"role": "user", "content": "Once"}]}),
     ],
 )
-def test_what_needs_the_model_wakes_it(path: str, body: dict[str, Any]) -> None:
+def test_what_needs_the_model_wakes_it(drowsy: RunningServer, path: str, body: dict[str, Any]) -> None:
     """The request waits for the worker and completes; afterwards the engine does not sleep until it has been idle again."""
-    settings = ServerSettings(engine_options={**OPTIONS, "sleep_idle_s": 1.0}, embeddings=True)
-    with RunningServer(settings) as server, server.client() as client:
-        until_asleep(server)
+    until_asleep(drowsy)
+    with drowsy.client() as client:
         response = client.post(path, json=body)
-        assert response.status_code == 200, response.text
-        server.until(lambda: server.engine.heartbeat().state in ("starting", "idle", "ticking"))
-        until_asleep(server)
+    assert response.status_code == 200, response.text
+    drowsy.until(lambda: drowsy.engine.heartbeat().state in ("starting", "idle", "ticking"))
+    until_asleep(drowsy)
 
 
 def test_a_completion_after_a_sleep_is_the_one_before(sleeper: RunningServer) -> None:
