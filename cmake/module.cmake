@@ -34,11 +34,13 @@ function(paceline_add_modules cores)
 endfunction()
 
 # Reads the headers that most files include once, which saves a second for each file. ccache keeps no objects that were compiled
-# so, unless it is configured for it.
+# so, unless it is configured for it. nanobind needs <cstdio> and does not include it: the limited API of Python does not, either.
 function(paceline_precompile_headers name)
-    if(NOT CMAKE_CXX_COMPILER_LAUNCHER)
+    if(CMAKE_CXX_COMPILER_LAUNCHER)
+        target_compile_options(${name} PRIVATE "SHELL:-include cstdio")
+    else()
         target_precompile_headers(${name} PRIVATE
-            <algorithm> <functional> <map> <memory> <mutex> <optional> <set> <span> <string> <string_view> <utility> <vector>
+            <cstdio> <algorithm> <functional> <map> <memory> <mutex> <optional> <set> <span> <string> <string_view> <utility> <vector>
             <nanobind/nanobind.h> <llama.h>)
     endif()
 endfunction()
@@ -47,6 +49,9 @@ endfunction()
 # with `options`.
 function(paceline_add_module name llama_cpp options)
     nanobind_add_module(${name} STABLE_ABI FREE_THREADED NB_STATIC NOMINSIZE NB_SUPPRESS_WARNINGS ${ARGN})
+    get_target_property(libraries ${name} LINK_LIBRARIES)
+    list(FILTER libraries INCLUDE REGEX "^nanobind")
+    target_compile_options(${libraries} PRIVATE "SHELL:-include cstdio")
     target_include_directories(${name} PRIVATE native "${CMAKE_BINARY_DIR}/generated")
     target_include_directories(${name} SYSTEM PRIVATE "${LLAMA_CPP_TREE}/vendor") # stb_image.h
     target_compile_options(${name} PRIVATE -Wall -Wextra)
