@@ -45,7 +45,11 @@ nb::list encode_prompt(const Vocab & vocab, const nb::bytes & text, const Specia
 
 // Whether an object is bytes with this content.
 bool holds(nb::handle object, std::string_view content) {
-    return nb::isinstance<nb::bytes>(object) && std::string_view(PyBytes_AS_STRING(object.ptr()), PyBytes_GET_SIZE(object.ptr())) == content;
+    if (!nb::isinstance<nb::bytes>(object)) {
+        return false;
+    }
+    const auto bytes = nb::borrow<nb::bytes>(object);
+    return std::string_view(bytes.c_str(), bytes.size()) == content;
 }
 
 // like: an earlier table; its objects are reused for tokens with the same bytes. Objects of a large vocabulary take 7 MB.
