@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -248,3 +249,19 @@ def test_only_the_table_of_routes_compares_paths() -> None:
         if name.startswith(("paceline.server", "paceline.ray_serve")) and list(compared_paths(tree))
     }
     assert found - {*LIMITS["compares_paths"]} == set()
+
+
+# ---- the core
+
+
+def test_the_bindings_use_the_limited_api_of_python() -> None:
+    """The wheel for 3.12 serves later versions. Macros that look into objects, `PyBytes_AS_STRING` and the like, are not in it."""
+    native = Path(__file__).parents[2] / "native"
+    files = [path for path in native.rglob("*.[ch]pp") if path.is_file()]
+    assert len(files) > 50
+    found = {
+        (str(path.relative_to(native)), name)
+        for path in files
+        for name in re.findall(r"\bPy[A-Z]\w*_[A-Z_]{3,}(?=\()", path.read_text(encoding="utf-8"))
+    }
+    assert found == set()
