@@ -26,9 +26,7 @@ def ratios(world: StreamWorld, plain: StreamWorld, num_rounds: int = 4) -> dict[
     return {width: without / with_drafts for width, (without, with_drafts) in times.items()}
 
 
-@pytest.mark.parametrize(
-    ("acceptance", "at_four"), sampled([(0.1, 0.98), (0.5, 1.1), (0.7, 1.2), (0.9, 1.5)], every=3)
-)
+@pytest.mark.parametrize(("acceptance", "at_four"), sampled([(0.1, 0.98), (0.5, 1.1), (0.7, 1.2), (0.9, 1.5)], every=3))
 def test_a_draft_model_costs_at_most_three_percent_and_wins_where_it_can(acceptance: float, at_four: float) -> None:
     """With four streams 16 rows are nearly as cheap as 4; with one and with sixteen next to nothing pays."""
     found = ratios(StreamWorld(acceptance), StreamWorld())
