@@ -255,7 +255,7 @@ def test_only_the_table_of_routes_compares_paths() -> None:
 
 
 def test_the_bindings_use_the_limited_api_of_python() -> None:
-    """The wheel for 3.12 serves later versions. Macros that look into objects, `PyBytes_AS_STRING` and the like, are not in it."""
+    """The wheel for 3.12 serves later versions. `PyBytes_AS_STRING` and other macros are not in it."""
     native = Path(__file__).parents[2] / "native"
     files = [path for path in native.rglob("*.[ch]pp") if path.is_file()]
     assert len(files) > 50
