@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from tests.browser.chat_page import ChatPage, conversation_file, wait_count, wait_holds
 from tests.e2e.served import Served
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Route
 
 pytestmark = [pytest.mark.browser, pytest.mark.native, pytest.mark.full]
 
@@ -83,6 +88,39 @@ def test_draft_is_kept_on_reload(served: Served, open_page: Open) -> None:
     assert chat.composer.input_value() == ""
 
 
+def test_full_context_has_two_ways_out(open_page: Open, tmp_path: Path) -> None:
+    """The tokens of a conversation stand under the composer; if it is too long, its oldest turns are dropped or summarised."""
+    with Served("-np", "2", "-c", "512") as server:
+        chat = open_page(server.url)
+        page = chat.page
+        context = page.get_by_role("button", name=re.compile("Context: "))
+        wait_holds(context, "0 / 512 tokens")
+        _imported(chat, tmp_path, [f"Number {number}: a fox and a dog. " * 6 for number in range(20)], "Long")
+        wait_holds(context, "about ")
+        assert "nearly-full" in (context.get_attribute("class") or "")
+        chat.send("And now?")
+        chat.wait_state("failed")
+        chat.replies.last.get_by_role("button", name="Drop the oldest turns").click()
+        chat.wait_done()
+        wait_count(page.get_by_text("Earlier messages are not sent"), 1)
+        assert len(page.get_by_role("article").all()) == 22  # they stay in the conversation
+        context.click()
+        panel = page.get_by_role("region", name="What the tokens are")
+        wait_holds(panel, re.compile(r"Your messages[\d,]+Replies"))
+        wait_holds(panel, "The oldest turns were dropped")
+
+        def summarise(route: Route) -> None:
+            body = route.request.post_data_json
+            assert (body["stream"], "summar" in body["messages"][-1]["content"].lower()) == (False, True)
+            route.fulfill(json={"choices": [{"message": {"content": "They spoke of a fox."}}]})
+
+        page.route("**/v1/chat/completions", summarise)
+        panel.get_by_role("button", name="Fork with a summary").click()
+        wait_count(chat.listed, 2)
+        wait_holds(chat.messages.first, "They spoke of a fox.")
+        wait_count(page.get_by_role("article"), 2)
+
+
 def test_stop_button_leaves_the_draft(endless: Served, open_page: Open) -> None:
     """A click on the stop button does not send the message that is being typed."""
     chat = open_page(endless.url)
@@ -103,6 +141,7 @@ def test_keys_work_while_a_reply_runs(endless: Served, open_page: Open) -> None:
     assert page.get_by_role("button", name="takes no images or audio").is_disabled()
     chat.send("Write.")
     chat.wait_text(20)
+    wait_holds(page.locator(".pace"), re.compile(r"[\d.]+ tok/s, [\d,]+ tokens, \d:\d\d"))
     chat.composer.fill("And more.")
     chat.composer.press("Enter")
     wait_holds(page.locator(".composer-hint"), "Sent after this reply")

@@ -17,8 +17,8 @@ describe("the text of a failed reply", () => {
   const failed = (errorCode: string): string => failureText({ error: "raise n_ctx, or say truncate", errorCode } as Message);
 
   it("speaks of conversations and messages, and not of the API", () => {
-    for (const code of ["prompt_too_long", "no_kv_slot", "queue_full"]) expect(failed(code)).not.toMatch(/n_ctx|truncate/);
-    expect(failed("prompt_too_long")).toContain("longer than the model can read");
+    for (const code of ["context_length_exceeded", "no_kv_slot", "queue_full"]) expect(failed(code)).not.toMatch(/n_ctx|truncate/);
+    expect(failed("context_length_exceeded")).toContain("longer than the model can read");
     expect(failed("another")).toBe("raise n_ctx, or say truncate");
   });
 });

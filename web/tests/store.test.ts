@@ -149,10 +149,10 @@ describe("ConversationStore", () => {
   it("puts a reply that is tried again in the place of the failed one, unless something follows it", async () => {
     const opened = store.create();
     const start = server.start.bind(server);
-    server.start = async () => Promise.reject(new ApiError("no", 400, "prompt_too_long"));
+    server.start = async () => Promise.reject(new ApiError("no", 400, "context_length_exceeded"));
     await store.send(opened, null, "one", []);
     const [first, failed] = opened.path.peek() as [string, string];
-    expect(opened.message(failed).peek()).toMatchObject({ state: "failed", errorCode: "prompt_too_long" });
+    expect(opened.message(failed).peek()).toMatchObject({ state: "failed", errorCode: "context_length_exceeded" });
     await store.retry(opened, failed);
     expect(opened.tree.siblings(opened.path.peek()[1] as string)).toHaveLength(1);
     await store.send(opened, opened.path.peek()[1] as string, "behind it", []);
@@ -163,6 +163,39 @@ describe("ConversationStore", () => {
     await store.flush();
     expect((await database.messages(opened.id)).map((one) => one.id)).not.toContain(failed);
     expect(opened.has(first)).toBe(true);
+  });
+
+  it("sends no message before the one that begins the context, until all are sent again", async () => {
+    const opened = store.create();
+    await store.send(opened, null, "one", []);
+    await store.send(opened, opened.path.peek().at(-1) ?? null, "two", []);
+    const second = opened.path.peek()[2] as string;
+    store.beginContext(opened, second, true);
+    await store.send(opened, opened.path.peek().at(-1) ?? null, "three", []);
+    const sent = (): string[] => server.bodies.at(-1)?.["messages"].map((one: { content: string }) => one.content);
+    expect(sent()).toEqual(["two", 're: "two"', "three"]);
+    expect(contents(opened)).toHaveLength(6);
+    await store.flush();
+    expect((await database.message(second))?.contextSince).toBeGreaterThan(0);
+    expect(parseImport(exportText(await store.everything()))[0]?.messages.filter((one) => one.contextSince)).toHaveLength(1);
+    store.beginContext(opened, second, false);
+    await store.reply(opened, opened.path.peek()[4] as string);
+    expect(sent()).toHaveLength(5);
+  });
+
+  it("forks a conversation as its summary, which the model is sent in place of the messages", async () => {
+    const opened = store.create("m");
+    store.update(opened, { system: "s" });
+    await store.send(opened, null, "one", []);
+    const forked = await store.forkWithSummary(opened, " They said one. ");
+    await store.send(forked, forked.path.peek().at(-1) ?? null, "two", []);
+    expect(server.bodies.at(-1)).toMatchObject({ model: "m" });
+    const sent = server.bodies.at(-1)?.["messages"];
+    expect(sent.map((one: { role: string }) => one.role)).toEqual(["system", "user", "assistant", "user"]);
+    expect(sent[1].content).toMatch(/summary of our conversation so far:\n\nThey said one\.$/);
+    expect(contents(opened)).toEqual(["one", 're: "one"']);
+    await store.flush();
+    expect((await database.conversations()).map((one) => one.title)).toContain("one (summary)");
   });
 
   it("stops a reply that another tab generates", async () => {

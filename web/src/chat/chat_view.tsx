@@ -10,6 +10,7 @@ import { Composer } from "./composer";
 import { MessageList } from "./message_list";
 import { failureText } from "./message_view";
 import { ModelSelect } from "./model_select";
+import { StatusLine } from "./status_line";
 import { SettingsPanel } from "./settings_panel";
 
 const MOST_SAID = 600; // characters of a reply that a screen reader reads by itself
@@ -52,6 +53,7 @@ export function ChatView({ app, opened, menu }: Props): VNode {
         {isEmpty ? <Welcome app={app} opened={opened} /> : <MessageList key={opened.id} app={app} opened={opened} />}
         <ServerNotice app={app} opened={opened} />
         <Composer app={app} opened={opened} onSent={() => goTo({ view: "chat", id: opened.id }, { replace: isEmpty })} />
+        <StatusLine key={`status ${opened.id}`} app={app} opened={opened} />
       </div>
       {hasSettings && <SettingsPanel key={opened.id} app={app} opened={opened} onClose={closeSettings} />}
     </div>

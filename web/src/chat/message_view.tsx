@@ -17,6 +17,7 @@ import { MessageEditor } from "./message_editor";
 import { shownCount } from "../ui/shown";
 import { costsOf } from "./numbers";
 import { focusComposer } from "./text_area";
+import { FullActions } from "./status_line";
 import { ToolCalls } from "./tool_calls";
 
 const EDIT = "Edit, as a new branch"; // also finds the button
@@ -52,6 +53,14 @@ export const MessageView = memo(function MessageView({ app, opened, id, isLast }
   };
   return (
     <article ref={article} class={`message ${message.role}`} aria-label={isUser ? "Your message" : "Reply"} data-state={message.state}>
+      {message.contextSince !== undefined && (
+        <p class="cut" role="note">
+          Earlier messages are not sent to the model.{" "}
+          <button type="button" class="link" onClick={() => app.store.beginContext(opened, id, false)}>
+            Send them again
+          </button>
+        </p>
+      )}
       {isEditing ? (
         <MessageEditor message={message} onSend={edit} onCancel={() => setEditing(false)} />
       ) : (
@@ -193,7 +202,8 @@ function Ending({ app, opened, message }: { app: App; opened: OpenConversation; 
               Go on with it
             </button>
           )}
-          {message.errorCode === "prompt_too_long" && (
+          {message.errorCode === "context_length_exceeded" && <FullActions app={app} opened={opened} />}
+          {message.errorCode === "context_length_exceeded" && (
             <button type="button" class="button" onClick={() => goTo({ view: "new" })}>
               New conversation
             </button>
@@ -220,8 +230,8 @@ function toolName(opened: OpenConversation, result: Message): string {
 /** Return the reason of a failed reply, and the way out that the page has. */
 export function failureText({ error, errorCode }: Message): string {
   switch (errorCode) {
-    case "prompt_too_long":
-      return "This conversation is longer than the model can read at once. Delete or shorten earlier messages, or begin a new conversation.";
+    case "context_length_exceeded":
+      return "This conversation is longer than the model can read at once. Drop its oldest turns, or go on from a summary of it.";
     case "no_kv_slot":
       return "The server has no memory left for a conversation of this length. Try again with a shorter one.";
     case "queue_full":

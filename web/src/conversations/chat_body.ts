@@ -1,3 +1,4 @@
+import { sentPart as sentMessages } from "./context";
 import type { Attachment, Conversation, Message } from "./model";
 import { parseJson } from "./parameters";
 
@@ -14,7 +15,7 @@ export interface Begun {
 
 /** Return the body of a request for the next message of a path. begun: the reply is continued there. */
 export function chatBody(conversation: Conversation, path: readonly Message[], begun?: Begun): Record<string, unknown> {
-  const messages = path.filter(isSent).map(sentMessage);
+  const messages = sentMessages(path).filter(isSent).map(sentMessage);
   if (conversation.system.trim()) messages.unshift({ role: "system", content: conversation.system });
   const body: Record<string, unknown> = {
     ...conversation.parameters,

@@ -33,7 +33,7 @@ export interface Message {
   toolCallId?: string;
   model?: string;
   error?: string;
-  /** The server's code of the error, such as `prompt_too_long`. */
+  /** The server's code of the error, such as `context_length_exceeded`. */
   errorCode?: string;
   /** Notes for a reader about the making of the reply: interruptions, warnings of the server. */
   notes?: string[];
@@ -41,6 +41,8 @@ export interface Message {
   usage?: Usage;
   timings?: Timings;
   finishReason?: string;
+  /** The time since which earlier messages are not sent any more. */
+  contextSince?: number;
 }
 
 /** Parameters of requests by the names of the API; the server decides absent parameters. */

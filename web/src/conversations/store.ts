@@ -8,6 +8,8 @@ import { TabChannel, type TabMessage } from "./tabs";
 import { MessageTree } from "./tree";
 
 const SHOW_MS = 33; // between two drawings of a reply that grows
+const SUMMARY_HEAD = "This is a summary of our conversation so far:";
+const SUMMARY_REPLY = "I will go on from this summary.";
 const SAVE_MS = 400; // between two writes of a reply that grows
 
 /** A conversation in memory: it is shown, or generates a reply. */
@@ -226,6 +228,36 @@ export class ConversationStore {
     const forked = new OpenConversation(copy, messages);
     this.#open.set(copy.id, Promise.resolve(forked));
     await this.#saving(() => this.database.saveAll(copy, messages));
+    this.#list(copy);
+    return forked;
+  }
+
+  /** Send no message before this one any more, or all of them again. */
+  beginContext(opened: OpenConversation, id: string, isBegun: boolean): void {
+    if (opened.lacks(id)) return;
+    const { contextSince: _, ...message } = opened.message(id).peek();
+    const changed = isBegun ? { ...message, contextSince: Date.now() } : message;
+    opened.put(changed);
+    void this.#saving(() => this.database.saveMessage(changed)).then(() =>
+      this.#tabs.send({ kind: "message", conversation: opened.id, message: id }),
+    );
+  }
+
+  /** Make a conversation that begins with a summary of another one; return it. */
+  async forkWithSummary(opened: OpenConversation, summary: string): Promise<OpenConversation> {
+    const { id, createdAt, updatedAt } = newConversation();
+    const facts = opened.facts.peek();
+    const copy: Conversation = { ...facts, id, createdAt, updatedAt, title: titleOf(`${facts.title} (summary)`), chosen: {} };
+    const common = { conversation: id, state: "done" } as const;
+    const first: Message = {
+      ...common, id: newId(), parent: null, role: "user", createdAt, content: `${SUMMARY_HEAD}\n\n${summary.trim()}`,
+    }; // prettier-ignore
+    const second: Message = {
+      ...common, id: newId(), parent: first.id, role: "assistant", createdAt: createdAt + 1, content: SUMMARY_REPLY,
+    }; // prettier-ignore
+    const forked = new OpenConversation(copy, [first, second]);
+    this.#open.set(id, Promise.resolve(forked));
+    await this.#saving(() => this.database.saveAll(copy, [first, second]));
     this.#list(copy);
     return forked;
   }

@@ -108,6 +108,7 @@ function parseMessage(
   if (raw["notes"] !== undefined) {
     message.notes = asList(raw["notes"], `${place}.notes`).map((one) => asText(one, `${place}.notes`));
   }
+  if (raw["contextSince"] !== undefined) message.contextSince = asTime(raw["contextSince"], 0);
   addCounts(message, raw);
   return message;
 }
