@@ -25,6 +25,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from paceline import validation
 from paceline.cli import terminal
+from paceline.cli.batch_command import batch_commands
 from paceline.cli.bench import bench
 from paceline.cli.cache_commands import cache_commands
 from paceline.cli.chat_command import chat
@@ -425,7 +426,15 @@ def build_app(*, rich_help: bool = False) -> typer.Typer:
     )
     app.callback()(_common)
     groups: dict[str, dict[str, Callable[..., Any] | typer.Typer]] = {
-        "Everyday": {"run": run, "chat": chat, "generate": generate, "serve": serve, "launch": launch, "demo": demo},
+        "Everyday": {
+            "run": run,
+            "chat": chat,
+            "generate": generate,
+            "serve": serve,
+            "batch": batch_commands,
+            "launch": launch,
+            "demo": demo,
+        },
         "Models on this machine": {
             "pull": pull,
             "list": list_models,

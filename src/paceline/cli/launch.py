@@ -212,13 +212,13 @@ def launch(
         server = (
             Endpoint(_DEFAULT_URL, _name_of(str(model)), ctx_size or _WANTED_TOKENS)
             if starts
-            else _found(url, model, api_key)
+            else found_server(url, model, api_key)
         )
         _print(chosen, _setup(chosen, server), arguments or [], flags)
         return
     with (
         _ended_by_signals(),
-        nullcontext(_found(url, model, api_key)) if flags is None else _started(flags) as server,
+        nullcontext(found_server(url, model, api_key)) if flags is None else _started(flags) as server,
     ):
         if server.num_tokens < _WANTED_TOKENS:
             terminal.note(
@@ -232,7 +232,7 @@ def launch(
 # ---- the server
 
 
-def _found(url: str | None, model: str | None, api_key: str | None) -> Endpoint:
+def found_server(url: str | None, model: str | None, api_key: str | None) -> Endpoint:
     """Return the endpoint of a running server. Raises `InvalidParams` if no server answers or it lacks the model."""
     import httpx
 
@@ -327,7 +327,7 @@ def _ready(server: subprocess.Popen[bytes], log: Path) -> Endpoint:
                 pass  # it may not accept yet; it is asked again
             else:
                 if health.status_code == 200:
-                    return _found(root, None, None)
+                    return found_server(root, None, None)
                 with suppress(ValueError):
                     body = json.loads(health.content)
                     if isinstance(body, dict) and body.get("status") in _NEVER_READY:

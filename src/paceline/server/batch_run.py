@@ -1,0 +1,435 @@
+"""Run a file of requests in OpenAI's batch format: its lines, its retries, and the files of results and errors.
+
+    lines of the input  ─ BatchFiles.next_window ─>  a window, sorted by prefix  ─ BatchSender ─>  results and errors
+
+A window is all that is in memory of the input. The files of results and errors say what an earlier run has done, so that a run
+that was interrupted goes on and each line is run once. `paceline batch run` and the batches of the server run through this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import hashlib
+import os
+import random
+import sqlite3
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Any, BinaryIO, Final, Self
+
+import httpx
+import msgspec
+
+from paceline.errors import EngineError, InvalidParams
+
+ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+"""The values that a line's `url` may have."""
+
+MAX_LINE_BYTES: Final = 64 << 20
+_WINDOW_LINES: Final = 4096
+_WINDOW_BYTES: Final = 32 << 20
+_RETRIED: Final = frozenset({429, 502, 503, 504})
+_LONGEST_WAIT_S: Final = 60.0
+_NOTHING: Final = msgspec.Raw(b"")
+
+
+class BatchLine(msgspec.Struct, frozen=True):
+    """A line of the input: one request.
+
+    Attributes:
+        custom_id: The caller's name of the request, which no other line has.
+        url: The path of the endpoint.
+        body: The JSON of the request's body.
+        method: Always POST.
+    """
+
+    custom_id: Annotated[str, msgspec.Meta(min_length=1)]
+    url: str
+    body: msgspec.Raw
+    method: str = "POST"
+
+
+class BatchResponse(msgspec.Struct, frozen=True):
+    """The response to a line. request_id: its X-Request-Id."""
+
+    status_code: int
+    request_id: str
+    body: msgspec.Raw
+
+
+class BatchFailure(msgspec.Struct, frozen=True):
+    """The reason why a line has no response."""
+
+    code: str
+    message: str
+
+
+class BatchEntry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A line of the results or of the errors.
+
+    Attributes:
+        id: An id of the entry.
+        custom_id: The id of the line; None if it has none.
+        response: None if there was none.
+        error: None if there was a response.
+        line: The number of an input line that is no request, or that repeats an id.
+    """
+
+    id: str
+    custom_id: str | None
+    response: BatchResponse | None
+    error: BatchFailure | None
+    line: int | None = None
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the entry is a result, and not an error."""
+        return self.response is not None and 200 <= self.response.status_code < 300
+
+
+class _Head(msgspec.Struct):
+    """The members of a body by which lines with a common prefix are found, in the order in which templates render them."""
+
+    tools: msgspec.Raw = _NOTHING
+    instructions: msgspec.Raw = _NOTHING
+    messages: msgspec.Raw = _NOTHING
+    prompt: msgspec.Raw = _NOTHING
+    input: msgspec.Raw = _NOTHING
+    stream: Any = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+
+class _WithUsage(msgspec.Struct):
+    usage: _Usage | None = None
+
+
+class _Written(msgspec.Struct):
+    """The members of an entry of an earlier run that say which line it is of."""
+
+    id: str
+    custom_id: str | None
+    line: int | None = None
+
+
+_decode_line = msgspec.json.Decoder(BatchLine).decode
+_decode_head = msgspec.json.Decoder(_Head).decode
+_decode_usage = msgspec.json.Decoder(_WithUsage).decode
+_decode_written = msgspec.json.Decoder(_Written).decode
+_encode = msgspec.json.Encoder().encode
+
+
+def parse_line(data: bytes | None, endpoints: Collection[str] = ENDPOINTS) -> BatchLine:
+    """Return the request of an input line; None: a line that is too long. Raises `InvalidParams` if it is no request."""
+    if data is None:
+        raise InvalidParams(f"the line has more than {MAX_LINE_BYTES} bytes")
+    try:
+        line = _decode_line(data)
+        head = _decode_head(line.body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidParams(f"this is no request in OpenAI's batch format: {error}") from None
+    if line.method != "POST":
+        raise InvalidParams(f"method must be POST, not {line.method!r:.80}")
+    if line.url not in endpoints:
+        raise InvalidParams(f"url must be {' or '.join(endpoints)}, not {line.url!r:.80}")
+    if head.stream not in (None, False):
+        raise InvalidParams("stream: responses in a batch are not streamed; leave it out")
+    return line
+
+
+def num_tokens_of(body: bytes) -> int:
+    """Return the tokens that a response reports as generated; of an embedding, the tokens of its input."""
+    try:
+        usage = _decode_usage(body).usage
+    except msgspec.DecodeError:
+        return 0
+    return 0 if usage is None else usage.completion_tokens or usage.output_tokens or usage.prompt_tokens
+
+
+class BatchFiles:
+    """The input, results and errors of a run. Use it as a context manager; a lock keeps other runs from the results.
+
+    Attributes:
+        num_done: Entries of results and errors, earlier runs included.
+        num_failed: Entries of errors, earlier runs included.
+
+    Args:
+        source: The input.
+        results: Created if it is missing. An incomplete last line of an earlier run is cut off.
+        errors: Likewise; created with the first error.
+        endpoints: The values that a line's `url` may have.
+    """
+
+    def __init__(self, source: Path, results: Path, errors: Path, *, endpoints: Collection[str] = ENDPOINTS) -> None:
+        self._source, self._results, self._errors = source, results, errors
+        self._endpoints = endpoints
+        self.num_done = self.num_failed = 0
+        self._open = ExitStack()
+        self._out: dict[Path, int] = {}
+
+    def __enter__(self) -> Self:
+        """Open the files and read which lines are done.
+
+        Raises `InvalidParams` if a file holds other lines, or another run uses the results, and `OSError`.
+        """
+        with ExitStack() as opened:
+            self._input: BinaryIO = opened.enter_context(self._source.open("rb"))
+            if os.path.realpath(self._results) in (os.path.realpath(self._source), os.path.realpath(self._errors)):
+                raise InvalidParams(f"{self._results} is named twice; give the results a file of their own")
+            # A private database, which SQLite keeps in memory up to some megabytes, and else in a temporary file.
+            self._ids = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+            opened.callback(self._ids.close)
+            self._ids.execute("PRAGMA journal_mode = OFF")
+            self._ids.execute("CREATE TABLE ids (digest BLOB PRIMARY KEY, is_read INTEGER) WITHOUT ROWID")
+            self._ids.execute("BEGIN")  # never committed: its contents are in the files
+            for path in (self._results, self._errors):
+                opened.callback(self._close, path)
+                if path == self._results or path.exists():
+                    self._reopen(path)
+            self._open = opened.pop_all()
+        self._pending = self._read_pending()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+    def next_window(self) -> tuple[list[BatchLine], list[BatchEntry]]:
+        """Return the next lines that are not done, and the errors of lines that are no requests; both empty at the end.
+
+        Lines with a common prefix are side by side. Reads the input: for a thread.
+        """
+        lines: list[BatchLine] = []
+        refused: list[BatchEntry] = []
+        num_bytes = 0
+        for found in self._pending:
+            if isinstance(found, BatchEntry):
+                refused.append(found)
+            else:
+                lines.append(found)
+                num_bytes += len(found.body)
+            if len(lines) + len(refused) >= _WINDOW_LINES or num_bytes >= _WINDOW_BYTES:
+                break
+        lines.sort(key=_prefix_of)
+        return lines, refused
+
+    def write(self, entry: BatchEntry) -> None:
+        """Append an entry to the results or the errors. It is written when this returns, also if the process is killed."""
+        path = self._results if entry.succeeded else self._errors
+        if path not in self._out:
+            self._out[path] = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        data = memoryview(_encode(entry) + b"\n")
+        while data:
+            data = data[os.write(self._out[path], data) :]
+        self.num_done += 1
+        self.num_failed += not entry.succeeded
+
+    def count_lines(self) -> int:
+        """Return the number of lines of the input that are not blank, read in a first pass."""
+        with self._source.open("rb") as file:
+            return sum(1 for _, data in _numbered(file, MAX_LINE_BYTES) if data != b"")
+
+    def _read_pending(self) -> Iterator[BatchLine | BatchEntry]:
+        for number, data in _numbered(self._input, MAX_LINE_BYTES):
+            if data == b"":
+                continue
+            custom_id = None
+            try:
+                line = parse_line(data, self._endpoints)
+                custom_id = line.custom_id
+                is_done = self._note_read(custom_id)
+            except InvalidParams as error:
+                if not self._find(number):
+                    reason = BatchFailure("invalid_line", f"line {number}: {error}")
+                    yield BatchEntry(new_id(), custom_id, None, reason, line=number)
+                continue
+            if not is_done:
+                yield line
+
+    def _note_read(self, custom_id: str) -> bool:
+        """Note that a line with this id was read; return whether an earlier run did it. Raises `InvalidParams` for a second."""
+        found = self._find(custom_id)
+        if found is not None and found[0]:
+            raise InvalidParams(f"custom_id {custom_id!r:.200} is of an earlier line; each line needs another one")
+        self._ids.execute("INSERT OR REPLACE INTO ids VALUES (?, 1)", (_digest(custom_id),))
+        return found is not None
+
+    def _find(self, name: str | int) -> tuple[int] | None:
+        found: tuple[int] | None = self._ids.execute(
+            "SELECT is_read FROM ids WHERE digest = ?", (_digest(name),)
+        ).fetchone()
+        return found
+
+    def _reopen(self, path: Path) -> None:
+        """Open results or errors for entries, note the lines that have some, and cut off an incomplete last line."""
+        descriptor = self._out[path] = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+        if path == self._results:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InvalidParams(f"another run writes {path}; wait for it, or name another file") from None
+        complete = 0
+        with path.open("rb") as file:
+            for number, data in enumerate(file, 1):
+                if not data.endswith(b"\n"):
+                    break
+                try:
+                    written = _decode_written(data)
+                except (msgspec.DecodeError, UnicodeDecodeError):
+                    raise InvalidParams(
+                        f"{path} exists, and its line {number} is none of a batch's results; name another file"
+                    ) from None
+                name = written.custom_id if written.line is None else written.line
+                if name is not None:
+                    self._ids.execute("INSERT OR IGNORE INTO ids VALUES (?, 0)", (_digest(name),))
+                complete += len(data)
+                self.num_done += 1
+                self.num_failed += path == self._errors
+        os.ftruncate(descriptor, complete)
+
+    def _close(self, path: Path) -> None:
+        descriptor = self._out.pop(path, None)
+        if descriptor is not None:
+            os.fsync(descriptor)
+            os.close(descriptor)
+
+
+def _numbered(file: BinaryIO, max_bytes: int) -> Iterator[tuple[int, bytes | None]]:
+    """Yield the lines without blanks around them, and their numbers from 1; None for a line of more than `max_bytes`."""
+    number = 0
+    while data := file.readline(max_bytes + 1):
+        number += 1
+        is_whole = len(data) <= max_bytes or data.endswith(b"\n")
+        end = data
+        while not end.endswith(b"\n") and (end := file.readline(_WINDOW_BYTES)):
+            is_whole = False
+        yield number, data.strip() if is_whole else None
+
+
+def _digest(name: str | int) -> bytes:
+    """Return the key of a custom_id, or of the number of a line without a usable id."""
+    kind, text = ("line", str(name)) if isinstance(name, int) else ("id", name)
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16, person=kind.encode()).digest()
+
+
+def _prefix_of(line: BatchLine) -> tuple[str, bytes]:
+    head = _decode_head(line.body)
+    return line.url, b"".join((head.tools, head.instructions, head.messages, head.prompt, head.input))
+
+
+def new_id() -> str:
+    """Return a new id of an entry."""
+    return f"batch_req_{os.urandom(12).hex()}"
+
+
+class BatchSender:
+    """Sends lines over an HTTP client, which may call an application in this process.
+
+    A response with status 429, 502, 503 or 504, and a connection that fails, are tried again after Retry-After, or after a time
+    that doubles.
+
+    Args:
+        client: Its base URL is the server's.
+        max_retries: Attempts after the first.
+        backoff_s: Seconds before the second attempt.
+    """
+
+    def __init__(self, client: httpx.AsyncClient, max_retries: int = 8, backoff_s: float = 0.5) -> None:
+        self._client, self._max_retries, self._backoff_s = client, max_retries, backoff_s
+
+    async def __call__(self, line: BatchLine) -> BatchEntry:
+        """Send a line; return its result or error. Raises `EngineError` if the server cannot be reached or serves nothing."""
+        for attempt in range(self._max_retries):
+            outcome = await self._attempt(line)
+            wait_s = min(self._backoff_s * 2**attempt, _LONGEST_WAIT_S) * random.uniform(0.5, 1.0)  # noqa: S311
+            if isinstance(outcome, httpx.Response):
+                if outcome.status_code not in _RETRIED:
+                    return _entry_of(line, outcome)
+                retry_after = outcome.headers.get("retry-after", "")
+                wait_s = min(float(retry_after), _LONGEST_WAIT_S) if retry_after.isdecimal() else wait_s
+            await asyncio.sleep(wait_s)
+        outcome = await self._attempt(line)
+        if isinstance(outcome, httpx.TransportError):
+            raise EngineError(f"the server at {self._client.base_url} cannot be reached: {outcome!r:.200}")
+        if outcome.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+            raise EngineError(f"the server replied with status 503: {outcome.text[:400]}")
+        return _entry_of(line, outcome)
+
+    async def _attempt(self, line: BatchLine) -> httpx.Response | httpx.TransportError:
+        try:
+            headers = {"content-type": "application/json"}
+            return await self._client.post(line.url, content=bytes(line.body), headers=headers)
+        except httpx.TransportError as error:
+            return error
+
+
+def _entry_of(line: BatchLine, response: httpx.Response) -> BatchEntry:
+    try:
+        body = response.content
+        if b"\n" in body:
+            body = _encode(msgspec.json.decode(body))  # an entry is one line
+        else:
+            msgspec.json.decode(body, type=msgspec.Raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        body = _encode(response.text)
+    request_id = response.headers.get("x-request-id", "")
+    return BatchEntry(
+        new_id(), line.custom_id, BatchResponse(response.status_code, request_id, msgspec.Raw(body)), None
+    )
+
+
+async def run_batch(
+    files: BatchFiles, send: BatchSender, num_at_once: int, on_entry: Callable[[BatchEntry], object] = lambda _: None
+) -> None:
+    """Run all lines that are not done, and write their results and errors as they end.
+
+    Lines that run when this is cancelled have no entries; a later run repeats them. Raises as `BatchSender`, and `OSError`.
+
+    Args:
+        files: Opened.
+        send: Sends a line.
+        num_at_once: Lines that are sent at once.
+        on_entry: Called after an entry was written.
+    """
+
+    def write(entry: BatchEntry) -> None:
+        files.write(entry)
+        on_entry(entry)
+
+    waiting: deque[BatchLine] = deque()
+    running: set[asyncio.Task[BatchEntry]] = set()
+    try:
+        while True:
+            if not waiting:
+                lines, refused = await asyncio.to_thread(files.next_window)
+                waiting.extend(lines)
+                for entry in refused:
+                    write(entry)
+                if refused and not lines:
+                    continue
+            while waiting and len(running) < num_at_once:
+                running.add(asyncio.create_task(send(waiting.popleft())))
+            if not running:
+                return
+            ended, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            failures = [error for task in ended if (error := task.exception()) is not None]
+            for task in ended:
+                if task.exception() is None:
+                    write(task.result())
+            if failures:
+                raise failures[0]
+    finally:
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running)

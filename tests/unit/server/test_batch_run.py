@@ -1,0 +1,305 @@
+"""Batches of a file: each line once, retries, and what an earlier run has done. The server is a function."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from paceline.errors import EngineError, InvalidParams
+from paceline.server import batch_run
+from paceline.server.batch_run import BatchFiles, BatchSender, num_tokens_of, run_batch
+
+Handler = Callable[[httpx.Request], httpx.Response]
+
+
+def request(custom_id: str, prompt: str = "a", **changes: Any) -> dict[str, Any]:
+    return {"custom_id": custom_id, "method": "POST", "url": "/v1/completions", "body": {"prompt": prompt}} | changes
+
+
+class Batch:
+    """An input with its files, and runs of it against a function."""
+
+    def __init__(self, folder: Path) -> None:
+        self.source, self.results, self.errors = (folder / name for name in ("in.jsonl", "out.jsonl", "errors.jsonl"))
+        self.sent: list[dict[str, Any]] = []
+        self.answer: Handler = lambda sent: httpx.Response(200, json={"object": "x", "of": json.loads(sent.content)})
+
+    def has(self, lines: Iterable[dict[str, Any] | str]) -> None:
+        texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+        self.source.write_text("".join(f"{text}\n" for text in texts))
+
+    def files(self) -> BatchFiles:
+        return BatchFiles(self.source, self.results, self.errors)
+
+    def run(self, *, num_at_once: int = 4, max_retries: int = 2, num_entries: int | None = None) -> tuple[int, int]:
+        """Run the lines; return the numbers of entries and errors. num_entries: after which the run is cancelled."""
+
+        def answer(sent: httpx.Request) -> httpx.Response:
+            self.sent.append(json.loads(sent.content))
+            return self.answer(sent)
+
+        async def main() -> tuple[int, int]:
+            transport = httpx.MockTransport(answer)
+            async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+                with self.files() as files:
+                    first = files.num_done
+
+                    def on_entry(_: object) -> None:
+                        if num_entries is not None and files.num_done - first >= num_entries:
+                            running.cancel()
+
+                    sender = BatchSender(client, max_retries, backoff_s=0.0)
+                    running = asyncio.create_task(run_batch(files, sender, num_at_once, on_entry))
+                    await asyncio.wait((running,))
+                    if not running.cancelled():
+                        running.result()
+                    return files.num_done, files.num_failed
+
+        return asyncio.run(main())
+
+    @property
+    def prompts(self) -> list[str]:
+        return [body["prompt"] for body in self.sent]
+
+    def done(self) -> list[dict[str, Any]]:
+        return read(self.results)
+
+    def failed(self) -> list[dict[str, Any]]:
+        return read(self.errors)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
+
+
+def ids(entries: Sequence[dict[str, Any]]) -> list[str]:
+    return [entry["custom_id"] for entry in entries]
+
+
+@pytest.fixture
+def batch(tmp_path: Path) -> Batch:
+    return Batch(tmp_path)
+
+
+def test_results_have_openai_s_form(batch: Batch) -> None:
+    """An id, the line's id, the response with its status and request id, and no error."""
+    batch.has([request("one")])
+    batch.answer = lambda _: httpx.Response(200, content=b'{\n "x": 1\n}', headers={"x-request-id": "r1"})
+    assert batch.run() == (1, 0)
+    (entry,) = batch.done()
+    assert entry.pop("id").startswith("batch_req_")
+    response = {"status_code": 200, "request_id": "r1", "body": {"x": 1}}
+    assert entry == {"custom_id": "one", "response": response, "error": None}
+    assert not batch.errors.exists()
+
+
+def test_a_refused_request_goes_to_the_errors(batch: Batch) -> None:
+    """With the response, also one that is no JSON, and the run goes on."""
+    batch.has([request("bad", "bad"), request("html", "html"), request("good")])
+    pages = {"bad": httpx.Response(400, json={"error": {"code": "x"}}), "html": httpx.Response(418, text="<p>")}
+    usual = batch.answer
+    batch.answer = lambda sent: pages.get(json.loads(sent.content)["prompt"]) or usual(sent)
+    assert batch.run() == (3, 2)
+    assert ids(batch.done()) == ["good"]
+    bodies = {entry["custom_id"]: entry["response"]["body"] for entry in batch.failed()}
+    assert bodies == {"bad": {"error": {"code": "x"}}, "html": "<p>"}
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("nonsense", "malformed"),
+        ("[]", "Expected `object`"),
+        ({"custom_id": "a", "url": "/v1/completions"}, "missing required field `body`"),
+        ({"url": "/v1/completions", "body": {}}, "missing required field `custom_id`"),
+        (request(""), "length >= 1"),
+        (request("a", body=[]), "Expected `object`"),
+        (request("a", method="GET"), "method must be POST, not 'GET'"),
+        (request("a", url="/v1/models"), "url must be /v1/chat/completions or .*, not '/v1/models'"),
+        (request("a", body={"prompt": "a", "stream": True}), "stream"),
+    ],
+)
+def test_a_line_that_is_no_request_is_an_error_with_its_number(
+    batch: Batch, line: dict[str, Any] | str, reason: str
+) -> None:
+    """Blank lines are none, and the other lines run. A later run reports it once."""
+    batch.has([request("first"), "", line, request("last")])
+    assert batch.run() == (3, 1)
+    assert batch.run() == (3, 1)
+    assert sorted(ids(batch.done())) == ["first", "last"]
+    (entry,) = batch.failed()
+    assert (entry["line"], entry["response"], entry["error"]["code"]) == (3, None, "invalid_line")
+    assert entry["error"]["message"].startswith("line 3: ")
+    assert re.search(reason, entry["error"]["message"])
+
+
+def test_a_line_that_is_too_long_is_an_error(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next line begins after it."""
+    monkeypatch.setattr(batch_run, "MAX_LINE_BYTES", 200)
+    batch.has([request("long", "x" * 200), request("next")])
+    assert batch.run() == (2, 1)
+    assert ids(batch.done()) == ["next"]
+    assert batch.failed()[0]["error"]["message"] == "line 1: the line has more than 200 bytes"
+
+
+def test_a_second_line_with_an_id_is_an_error_that_names_it(batch: Batch) -> None:
+    """The first one runs; so it is in a later run, which sends nothing."""
+    batch.has([request("twice", "first"), request("once"), request("twice", "second")])
+    assert batch.run() == batch.run() == (3, 1)
+    assert sorted(batch.prompts) == ["a", "first"]
+    assert sorted(ids(batch.done())) == ["once", "twice"]
+    (entry,) = batch.failed()
+    assert (entry["custom_id"], entry["line"]) == ("twice", 3)
+    assert "'twice' is of an earlier line" in entry["error"]["message"]
+
+
+def test_lines_with_common_prefixes_are_sent_side_by_side(batch: Batch) -> None:
+    """By tools and messages, whatever else is in a body, and in windows of bounded size."""
+    batch.has(request(f"{number}{prefix}", prefix * 3, priority=number) for number in range(3) for prefix in "abc")
+    batch.run(num_at_once=1)
+    assert batch.prompts == ["aaa"] * 3 + ["bbb"] * 3 + ["ccc"] * 3
+
+
+@pytest.mark.parametrize("limit", ["_WINDOW_LINES", "_WINDOW_BYTES"])
+def test_the_input_is_read_in_windows(batch: Batch, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    """Of so many lines, refused lines included, or so many bytes of bodies."""
+    monkeypatch.setattr(batch_run, limit, 3 if limit == "_WINDOW_LINES" else 3 * len('{"prompt": "a"}'))
+    batch.has([request(str(number)) for number in range(8)] + ["bad"] * 4)
+    with batch.files() as files:
+        sizes = []
+        while any(window := files.next_window()):
+            sizes.append(sum(map(len, window)))
+        assert sum(sizes) == 12
+        assert sizes[:2] == [3, 3]
+        if limit == "_WINDOW_LINES":
+            assert set(sizes) == {3}
+
+
+def test_each_line_is_run_once_however_often_a_run_is_interrupted(
+    batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is cancelled in the middle goes on in the next one."""
+    monkeypatch.setattr(batch_run, "_WINDOW_LINES", 7)
+    names = [f"line {number}" for number in range(40)]
+    batch.has(request(name, name[-1]) for name in names)
+    usual = batch.answer
+    batch.answer = lambda sent: httpx.Response(400) if json.loads(sent.content)["prompt"] == "3" else usual(sent)
+    num_runs = 0
+    while batch.run(num_entries=3 + num_runs)[0] < 40:
+        num_runs += 1
+    assert num_runs > 3
+    assert Counter(ids(batch.done() + batch.failed())) == Counter(names)
+    assert len(batch.failed()) == 4
+    num_sent = len(batch.sent)
+    assert batch.run() == (40, 4)
+    assert len(batch.sent) == num_sent
+
+
+@pytest.mark.parametrize("cut", [1, 30])
+def test_a_torn_last_line_is_cut_off_and_run_again(batch: Batch, cut: int) -> None:
+    """As a process that was killed in the middle of a write leaves it."""
+    batch.has([request("one", "one"), request("two", "two")])
+    batch.run(num_at_once=1)
+    batch.results.write_bytes(batch.results.read_bytes()[:-cut])
+    assert batch.run() == (2, 0)
+    assert batch.prompts == ["one", "two", "two"]
+    assert ids(batch.done()) == ["one", "two"]
+
+
+def test_lines_that_failed_run_again_once_the_errors_are_deleted(batch: Batch) -> None:
+    """Results stay."""
+    batch.has([request("one", "one"), request("two", "two")])
+    usual = batch.answer
+    batch.answer = lambda sent: httpx.Response(400) if json.loads(sent.content)["prompt"] == "two" else usual(sent)
+    assert batch.run() == (2, 1)
+    batch.errors.unlink()
+    batch.answer = usual
+    assert batch.run() == (2, 0)
+    assert batch.prompts == ["one", "two", "two"]
+
+
+@pytest.mark.parametrize("content", [b"a diary\n", b'{"custom_id": "x"}\n', b"[1]\n"])
+def test_a_file_of_other_contents_is_refused_and_kept(batch: Batch, content: bytes) -> None:
+    """Results are never written into it."""
+    batch.has([request("one")])
+    batch.results.write_bytes(content)
+    with pytest.raises(InvalidParams, match="line 1 is none of a batch's results"):
+        batch.run()
+    assert batch.results.read_bytes() == content
+    batch.results.unlink()
+    batch.results.symlink_to(batch.source)
+    with pytest.raises(InvalidParams, match="named twice"):
+        batch.run()
+
+
+def test_two_runs_cannot_write_the_same_results(batch: Batch) -> None:
+    """The second one is refused until the first one ends."""
+    batch.has([request("one")])
+    with batch.files(), pytest.raises(InvalidParams, match="another run writes"):
+        batch.run()
+    assert batch.run() == (1, 0)
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 504, None])
+def test_a_request_is_sent_again_if_the_server_cannot_take_it_now(batch: Batch, status: int | None) -> None:
+    """None: the connection fails."""
+    batch.has([request("one")])
+    usual = batch.answer
+
+    def answer(sent: httpx.Request) -> httpx.Response:
+        if len(batch.sent) > 2:
+            return usual(sent)
+        if status is None:
+            raise httpx.ConnectError("refused")
+        return httpx.Response(status, headers={"retry-after": "0"})
+
+    batch.answer = answer
+    assert batch.run(max_retries=2) == (1, 0)
+    assert len(batch.sent) == 3
+
+
+def test_a_request_that_stays_refused_is_an_error(batch: Batch) -> None:
+    """After the last retry."""
+    batch.has([request("one")])
+    batch.answer = lambda _: httpx.Response(429)
+    assert batch.run(max_retries=2) == (1, 1)
+    assert len(batch.sent) == 3
+    assert batch.failed()[0]["response"]["status_code"] == 429
+
+
+@pytest.mark.parametrize("status", [503, None])
+def test_a_server_that_stays_away_ends_the_run_and_no_line(batch: Batch, status: int | None) -> None:
+    """A later run has all lines to do."""
+    batch.has([request("one"), request("two")])
+    usual = batch.answer
+
+    def answer(_: httpx.Request) -> httpx.Response:
+        if status is None:
+            raise httpx.ConnectError("refused")
+        return httpx.Response(status)
+
+    batch.answer = answer
+    with pytest.raises(EngineError, match="cannot be reached" if status is None else "status 503"):
+        batch.run(max_retries=1)
+    assert batch.failed() == batch.done() == []
+    batch.answer = usual
+    assert batch.run() == (2, 0)
+
+
+def test_the_tokens_of_a_response_are_counted() -> None:
+    """By the names of each API; of embeddings those of the input."""
+    usages = [
+        {"prompt_tokens": 5, "completion_tokens": 7},
+        {"input_tokens": 5, "output_tokens": 3},
+        {"prompt_tokens": 5},
+    ]
+    assert [num_tokens_of(json.dumps({"usage": usage}).encode()) for usage in usages] == [7, 3, 5]
+    assert num_tokens_of(b"{}") == num_tokens_of(b'"<p>"') == num_tokens_of(b'{"usage": null}') == 0
