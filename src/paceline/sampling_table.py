@@ -108,11 +108,11 @@ _ENV = "LLAMA_ARG_"
 # fmt: off
 PARAMETERS: Final[tuple[Parameter, ...]] = (
     Parameter("max_tokens", "integer", 0, INT32, "Length", "-n --predict --n-predict", _ENV + "N_PREDICT",
-              help="Maximum of tokens to generate; -1: until the context is full.", label="Most tokens", step=1,
+              help="Maximum of tokens to generate; -1: until the context is full.", label="Max tokens", step=1,
               apis="ollama:num_predict", is_optional=True, is_shown=True),
     Parameter("min_tokens", "integer", 0, INT32, "Length",
               help="Minimum of tokens to generate before the model may end.", ours=True, apis=_LLAMA),
-    Parameter("stop", "texts", group="Length", flags="-r --reverse-prompt", metavar="TEXT", label="Stop texts",
+    Parameter("stop", "texts", group="Length", flags="-r --reverse-prompt", metavar="TEXT", label="Stop sequences",
               apis="ollama openai", help="Stop when the model generates this text, which is left out."),
     Parameter("ignore_eos", "boolean", group="Length", flags="--ignore-eos", label="Ignore the end",
               help="Go on after the model's end-of-generation token.", apis=_LLAMA),

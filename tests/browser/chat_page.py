@@ -147,7 +147,7 @@ class ChatPage:
         """Open the settings with all their groups; return the panel."""
         self.page.get_by_role("button", name="Settings of this conversation").click()
         panel = self.page.get_by_role("complementary", name="Settings of this conversation")
-        panel.get_by_label("Most tokens", exact=True).wait_for(state="attached")
+        panel.get_by_label("Max tokens", exact=True).wait_for(state="attached")
         panel.evaluate("panel => panel.querySelectorAll('details').forEach(one => { one.open = true })")
         return panel
 

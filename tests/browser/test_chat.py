@@ -46,7 +46,7 @@ def test_stop_frees_the_slot_and_keeps_the_text(endless: Served, open_page: Open
     chat.wait_state("stopped")
     endless.assert_idle()
     assert chat.stored().startswith(begun)
-    chat.set_parameters(Most_tokens="5")
+    chat.set_parameters(Max_tokens="5")
     chat.send("And now?")
     chat.wait_done()
     wait_count(chat.replies, 2)
@@ -100,6 +100,76 @@ def test_edited_message_is_a_branch(served: Served, open_page: Open) -> None:
     assert chat.text() == first
 
 
+def test_reply_is_continued_after_its_limit_and_after_a_stop(endless: Served, open_page: Open) -> None:
+    """The model goes on in the same reply, from its last character."""
+    chat = open_page(endless.url)
+    chat.set_parameters(Max_tokens="5")
+    chat.send("Write.")
+    chat.wait_done()
+    wait_holds(chat.replies.first, "5 tokens")
+    begun = chat.stored()
+    chat.page.get_by_role("button", name="Continue").click()
+    wait_holds(chat.replies.first, "10 tokens")
+    assert chat.stored().startswith(begun)
+    wait_count(chat.page.locator(".branches"), 0)
+    chat.set_parameters(Max_tokens="")
+    chat.page.get_by_role("button", name="Continue").click()
+    begun = chat.wait_stored(len(chat.stored()) + 50)
+    chat.page.get_by_role("button", name="Stop the reply").click()
+    chat.wait_state("stopped")
+    chat.set_parameters(Max_tokens="3")
+    chat.page.get_by_role("button", name="Continue").click()
+    chat.wait_done()
+    assert chat.stored().startswith(begun)
+    endless.assert_idle()
+
+
+def test_reply_is_rewritten_and_continued(endless: Served, open_page: Open) -> None:
+    """The text of a person stands beside the reply, and the model continues it."""
+    chat = open_page(endless.url)
+    chat.set_parameters(Max_tokens="5")
+    chat.send("Write.")
+    chat.wait_done()
+    chat.replies.first.get_by_role("button", name="Edit").click()
+    editor = chat.replies.first.get_by_role("textbox", name="Reply")
+    editor.fill("Roses are")
+    editor.press("Enter")
+    assert editor.input_value() == "Roses are\n"
+    editor.fill("Roses are")
+    with chat.page.expect_request("**/v1/chat/completions") as sent:
+        chat.replies.first.get_by_role("button", name="Save and continue").click()
+    assert sent.value.post_data_json["messages"][-1] == {"role": "assistant", "content": "Roses are"}
+    chat.page.get_by_role("group", name="Branch 2 of 2").wait_for()
+    chat.wait_done()
+    assert chat.stored().startswith("Roses are")
+    wait_holds(chat.replies.first, "You wrote this text.")
+
+
+def test_samples_are_written_at_once_with_other_settings(endless: Served, open_page: Open) -> None:
+    """Each sample is a branch with its own temperature; Escape stops all of them."""
+    chat = open_page(endless.url)
+    chat.set_parameters(Max_tokens="5")
+    chat.send("Write.")
+    chat.wait_done()
+    chat.set_parameters(Max_tokens="")
+    chat.replies.first.get_by_role("button", name="Retry with other settings").click()
+    form = chat.page.get_by_role("form", name="Retry with other settings")
+    form.get_by_label("Samples").select_option("3")
+    form.get_by_label("Temperature").fill("1.5")
+    with chat.page.expect_request("**/v1/chat/completions") as sent:
+        form.get_by_role("button", name="Write 3 replies").click()
+    assert sent.value.post_data_json["temperature"] == 1.5
+    chat.page.get_by_text("4/4").or_(chat.replies.first).first.wait_for()
+    chat.wait_text(20)
+    chat.page.keyboard.press("Escape")
+    for number in (4, 3, 2):
+        chat.page.get_by_role("group", name=f"Branch {number} of 4").wait_for()
+        chat.wait_state("stopped")
+        chat.page.get_by_role("button", name="Branch before").click()
+    chat.wait_done()
+    endless.assert_idle()
+
+
 def test_fork_is_a_conversation_of_its_own(served: Served, open_page: Open) -> None:
     """A fork has the messages up to there, and goes on without the conversation that it comes from; its prefix is cached."""
     chat = open_page(served.url)
@@ -123,7 +193,7 @@ def test_fork_is_a_conversation_of_its_own(served: Served, open_page: Open) -> N
 def test_reload_in_the_middle_goes_on_without_a_gap(endless: Served, open_page: Open) -> None:
     """A page that is loaded again in the middle of a stream shows the earlier text, and reads the same stream on."""
     chat = open_page(endless.url)
-    chat.set_parameters(Most_tokens="3000")
+    chat.set_parameters(Max_tokens="3000")
     chat.send("Write.")
     begun = chat.wait_stored(300)
     chat.page.reload()
@@ -140,7 +210,7 @@ def test_several_chats_stream_at_once(endless: Served, open_page: Open) -> None:
     chat = open_page(endless.url)
     for word in ("One.", "Two."):
         chat.page.get_by_role("link", name="New conversation").click()
-        chat.set_parameters(Most_tokens="9000")
+        chat.set_parameters(Max_tokens="9000")
         chat.send(word)
         chat.wait_text(20)
     pulses = chat.page.get_by_label("A reply is being generated")
@@ -202,7 +272,7 @@ def test_parameters_have_the_servers_defaults_and_refuse_what_is_invalid(served:
     field.fill("3")
     assert "The most is 2" in panel.get_by_role("alert").inner_text()
     field.fill("0")
-    panel.get_by_label("Most tokens", exact=True).fill("4")
+    panel.get_by_label("Max tokens", exact=True).fill("4")
     with chat.page.expect_request("**/v1/chat/completions") as sent:
         chat.page.get_by_role("button", name="Close the settings").click()
         chat.send(STORY)
@@ -219,7 +289,7 @@ def test_refused_request_is_said_in_the_servers_words(served: Served, open_page:
     chat.send(STORY)
     chat.wait_state("failed")
     wait_holds(chat.replies.last.get_by_role("alert"), "grammar")
-    chat.set_parameters(Grammar="", Most_tokens="5")
+    chat.set_parameters(Grammar="", Max_tokens="5")
     chat.replies.last.get_by_role("button", name="Try again").click()
     chat.wait_done()
     wait_count(chat.page.locator(".branches"), 0)
@@ -267,7 +337,7 @@ def test_deleted_conversation_is_gone_for_good(served: Served, open_page: Open, 
 def test_conversation_that_is_deleted_while_its_reply_grows_leaves_nothing(endless: Served, open_page: Open) -> None:
     """Its request ends, and no later part of the reply is saved."""
     chat = open_page(endless.url)
-    chat.set_parameters(Most_tokens="30000")
+    chat.set_parameters(Max_tokens="30000")
     chat.send("Write.")
     chat.wait_stored(50)
     chat.listed.first.hover()
@@ -300,7 +370,7 @@ def test_imported_parameters_that_the_model_does_not_have_are_shown(
 def test_second_tab_follows_a_reply_and_does_not_ask_for_it_again(endless: Served, open_page: Open) -> None:
     """A conversation that is open twice has one stream: the other tab shows the text saved by the first, up to the end."""
     chat = open_page(endless.url)
-    chat.set_parameters(Most_tokens="3000")
+    chat.set_parameters(Max_tokens="3000")
     chat.send("Write.")
     begun = chat.wait_stored(200)
     other = ChatPage(chat.page.context.new_page(), endless.url)
@@ -319,7 +389,7 @@ def test_second_tab_follows_a_reply_and_does_not_ask_for_it_again(endless: Serve
 def conversation_in_two_tabs(server: Served, open_page: Open) -> tuple[ChatPage, ChatPage]:
     """Open a conversation with one reply in two tabs of a browser."""
     chat = open_page(server.url)
-    chat.set_parameters(Most_tokens="5")
+    chat.set_parameters(Max_tokens="5")
     chat.send("Write.")
     chat.wait_done()
     other = ChatPage(chat.page.context.new_page(), server.url)
@@ -346,7 +416,7 @@ def test_reply_is_stopped_from_another_tab(endless: Served, open_page: Open) -> 
 def test_reply_of_a_tab_that_is_closed_goes_on_in_another(endless: Served, open_page: Open) -> None:
     """Also if the second tab had the conversation open before the reply began."""
     chat, other = conversation_in_two_tabs(endless, open_page)
-    other.set_parameters(Most_tokens="3000")
+    other.set_parameters(Max_tokens="3000")
     other.send("More.")
     wait_count(chat.replies, 2)
     chat.wait_stored(200)
@@ -363,7 +433,7 @@ def test_conversation_that_another_tab_deletes_is_left(endless: Served, open_pag
     other.page.get_by_role("dialog").get_by_role("button", name="Delete").click()
     wait_count(chat.listed, 0)
     assert chat.conversation() == "/"
-    chat.set_parameters(Most_tokens="5")
+    chat.set_parameters(Max_tokens="5")
     chat.send("Write anew.")
     chat.wait_done()
     assert {message["role"] for message in chat.saved_messages()} == {"user", "assistant"}

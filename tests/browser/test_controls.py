@@ -76,7 +76,7 @@ def test_draft_is_kept_on_reload(served: Served, open_page: Open) -> None:
     chat.page.reload()
     chat.composer.wait_for()
     assert chat.composer.input_value() == "a draft"
-    chat.set_parameters(Most_tokens="5")
+    chat.set_parameters(Max_tokens="5")
     chat.composer.press("Enter")
     chat.wait_done()
     chat.composer.fill("another")

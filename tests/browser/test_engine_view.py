@@ -108,7 +108,7 @@ def test_events_are_read_only_while_the_view_is_open(endless: Served, open_page:
     ended: list[str] = []
     chat.page.on("request", lambda request: asked.append(request.url) if "/engine/events" in request.url else None)
     chat.page.on("requestfailed", lambda request: ended.append(request.url))
-    chat.set_parameters(Most_tokens="5")
+    chat.set_parameters(Max_tokens="5")
     chat.send("Write.")
     chat.wait_done()
     assert asked == []

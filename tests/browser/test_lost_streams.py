@@ -23,7 +23,7 @@ def test_lost_connection_is_said_and_the_stream_goes_on_without_a_gap(endless: S
     """While the server cannot be reached the page says so; then the same stream is read on from its last byte."""
     with Relay(endless.url, stream_bytes=STREAM_BYTES) as relay:
         chat = open_page(relay.url)
-        chat.set_parameters(Most_tokens="3000")
+        chat.set_parameters(Max_tokens="3000")
         chat.send("Write.")
         begun = chat.wait_stored(200)
         relay.block()
@@ -44,7 +44,7 @@ def test_restarted_server_continues_the_reply(how: signal.Signals, endless_model
     flags = ("-m", str(endless_model), "-c", "32768", "-np", "4", "--drain-s", "0.2")
     with Served(*flags) as first, Relay(first.url, stream_bytes=STREAM_BYTES) as relay:
         chat = open_page(relay.url)
-        chat.set_parameters(Most_tokens="3000")
+        chat.set_parameters(Max_tokens="3000")
         chat.send("Write.")
         chat.wait_stored(200)
         first.signal(how)
@@ -67,7 +67,7 @@ def test_server_that_is_not_there_is_said_at_once(endless: Served, open_page: Op
     """A message to a server that cannot be reached fails with a sentence, and can be sent again when it is back."""
     with Relay(endless.url) as relay:
         chat = open_page(relay.url)
-        chat.set_parameters(Most_tokens="5")
+        chat.set_parameters(Max_tokens="5")
         relay.block()
         chat.send("Write.")
         chat.wait_state("failed")

@@ -101,7 +101,7 @@ def test_model_without_eyes_says_so(served: Served, open_page: Open) -> None:
 def test_image_is_sent_and_shown(seeing: Served, open_page: Open, how: str) -> None:
     """An image that is dropped, pasted or chosen goes to the model as data, and stays in the conversation."""
     chat = open_page(seeing.url)
-    chat.set_parameters(Most_tokens="4")
+    chat.set_parameters(Max_tokens="4")
     if how == "button":
         chat.page.get_by_label("Files", exact=True).set_input_files(
             {"name": "a.png", "mimeType": "image/png", "buffer": png()}
@@ -128,7 +128,7 @@ def test_sound_is_sent_and_can_be_heard(open_page: Open, tmp_path: Path) -> None
     sound = wav_file(int16(tone(1.0)))
     with Served("-m", str(model), "-np", "2", "-c", "2048") as server:
         chat = open_page(server.url)
-        chat.set_parameters(Most_tokens="4")
+        chat.set_parameters(Max_tokens="4")
         drop(chat, "a.png", "image/png", png())
         chat.page.locator("form.composer").get_by_role("alert").filter(has_text="takes no images").wait_for()
         drop(chat, "a.wav", "audio/x-wav", sound)
@@ -174,7 +174,7 @@ def test_key_is_asked_for_and_kept_in_the_session(open_page: Open) -> None:
         dialog.get_by_label("Key").fill(KEY)
         dialog.get_by_label("Key").press("Enter")
         dialog.wait_for(state="detached")
-        chat.set_parameters(Most_tokens="5")
+        chat.set_parameters(Max_tokens="5")
         chat.send("Hello.")
         chat.wait_done()
         chat.page.reload()
@@ -276,7 +276,7 @@ def test_accessibility_rules_hold(served: Served, open_page: Open, view: str, sc
         pytest.skip(f"needs {axe}: npm ci in web/")
     chat = open_page(served.url)
     chat.page.emulate_media(color_scheme=scheme)
-    chat.set_parameters(Most_tokens="20")
+    chat.set_parameters(Max_tokens="20")
     chat.send("Tell me a story about a fox.")
     chat.wait_done()
     chat.messages.first.hover()
@@ -320,7 +320,7 @@ def test_narrow_screen_has_everything_in_reach(served: Served, open_page: Open, 
     chat = open_page(served.url, view, width=360, height=700)
     page = chat.page
     if not view:
-        chat.set_parameters(Most_tokens="40")
+        chat.set_parameters(Max_tokens="40")
         chat.send("Tell me a story about a fox.")
         chat.wait_done()
     assert page.evaluate("document.scrollingElement.scrollWidth") <= 360

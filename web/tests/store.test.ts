@@ -165,6 +165,54 @@ describe("ConversationStore", () => {
     expect(opened.has(first)).toBe(true);
   });
 
+  it("continues a reply that was stopped, with a new limit and the counts of both parts", async () => {
+    const opened = store.create();
+    store.update(opened, { parameters: { max_tokens: 10 } });
+    await store.send(opened, null, "one", []);
+    const id = opened.path.peek()[1] as string;
+    opened.put({ ...opened.message(id).peek(), state: "stopped", content: "begun ", usage: { prompt_tokens: 4, completion_tokens: 9 } });
+    const usage = { choices: [], usage: { prompt_tokens: 13, completion_tokens: 2 } };
+    server.start = async (body) => {
+      server.bodies.push(body as Record<string, any>);
+      return new Response(`${event("and ended")}data: ${JSON.stringify(usage)}\n\ndata: [DONE]\n\n`);
+    };
+    await store.continueReply(opened, id);
+    expect(server.bodies.at(-1)).toMatchObject({ continue_final_message: true, max_tokens: 10 });
+    expect(server.bodies.at(-1)?.["messages"].at(-1)).toEqual({ role: "assistant", content: "begun " });
+    expect(opened.message(id).peek()).toMatchObject({
+      state: "done", content: "begun and ended", numStreams: 2, usage: { prompt_tokens: 4, completion_tokens: 11 },
+    }); // prettier-ignore
+    store.update(opened, { schema: "{}" });
+    await store.continueReply(opened, id); // a schema begins at the first character
+    expect(server.bodies).toHaveLength(2);
+  });
+
+  it("keeps a text that a person wrote beside a reply, and lets the model continue it", async () => {
+    const opened = store.create();
+    await store.send(opened, null, "one", []);
+    const written = (await store.rewrite(opened, opened.path.peek()[1] as string, "I say")) as string;
+    expect(contents(opened)).toEqual(["one", "I say"]);
+    expect(opened.tree.siblings(written)).toHaveLength(2);
+    expect(server.bodies).toHaveLength(1);
+    await store.continueReply(opened, written);
+    expect(server.bodies.at(-1)?.["messages"].at(-1)).toMatchObject({ role: "assistant", content: "I say" });
+    expect(contents(opened)[1]).toMatch(/^I say./);
+  });
+
+  it("writes several samples with other settings, which a retry keeps", async () => {
+    const opened = store.create("m");
+    store.update(opened, { parameters: { temperature: 0, seed: 7, top_k: 5 } });
+    await store.send(opened, null, "one", []);
+    await store.reply(opened, opened.path.peek()[0] as string, { model: "n", parameters: { temperature: 2 } }, 3);
+    const sent = server.bodies.slice(1);
+    expect(sent.map((body) => [body["model"], body["temperature"], body["top_k"], body["seed"]])).toEqual([7, 8, 9].map((seed) => ["n", 2, 5, seed]));
+    const last = opened.path.peek()[1] as string;
+    expect(opened.tree.siblings(last)).toHaveLength(4);
+    await store.retry(opened, last);
+    expect(server.bodies.at(-1)).toMatchObject({ model: "n", temperature: 2, seed: 9 });
+    expect(opened.facts.peek()).toMatchObject({ model: "m", parameters: { temperature: 0 } });
+  });
+
   it("sends no message before the one that begins the context, until all are sent again", async () => {
     const opened = store.create();
     await store.send(opened, null, "one", []);

@@ -243,7 +243,7 @@ _FIELDS: Final = [
     _field("timeout_s", "Time limit", "Advanced", "number",
            "Seconds until the reply ends, finished or not.", 1, 86_400, 1),
 ]
-_FIELDS.insert(1, _field(_THINKING, "Most tokens of thinking", "Length", "integer",
+_FIELDS.insert(1, _field(_THINKING, "Max thinking tokens", "Length", "integer",
                          "Most tokens of thinking; 0: none; -1: as the server has it.", -1, 2**31 - 1, 1, default=-1))
 # fmt: on
 

@@ -110,7 +110,9 @@ export function Composer({ app, opened, onSent }: Props): VNode {
     if (state !== "failed") send();
   }, [isQueued, isBusy]);
   const stop = (): void => {
-    if (last !== undefined) app.store.stop(last);
+    for (const id of last === undefined ? [] : opened.tree.siblings(last)) {
+      if (opened.message(id).peek().state === "streaming") app.store.stop(id); // all samples
+    }
     field.current?.focus();
   };
   const latestEscape = useRef<() => void>(stop);

@@ -13,10 +13,12 @@ import { confirmed } from "../ui/dialog";
 import { Icon, type IconName } from "../ui/icon";
 import { memo } from "../ui/memo";
 import { goTo } from "../ui/route";
+import { canContinue } from "../conversations/chat_body";
 import { MessageEditor } from "./message_editor";
 import { shownCount } from "../ui/shown";
 import { costsOf } from "./numbers";
 import { focusComposer } from "./text_area";
+import { RegenerateForm } from "./regenerate_form";
 import { FullActions } from "./status_line";
 import { ToolCalls } from "./tool_calls";
 
@@ -48,9 +50,16 @@ export const MessageView = memo(function MessageView({ app, opened, id, isLast }
   const isUser = message.role === "user";
   const edit = (content: string, attachments: readonly Attachment[]): void => {
     setEditing(false);
-    void app.store.send(opened, message.parent, content, attachments);
+    void (isUser ? app.store.send(opened, message.parent, content, attachments) : app.store.rewrite(opened, id, content));
     focusComposer();
   };
+  const rewriteAndContinue = async (content: string): Promise<void> => {
+    setEditing(false);
+    focusComposer();
+    const written = await app.store.rewrite(opened, id, content);
+    if (written !== null) await app.store.continueReply(opened, written);
+  };
+  const isFree = canContinue(opened.facts.peek(), { ...message, content: message.content || " " });
   return (
     <article ref={article} class={`message ${message.role}`} aria-label={isUser ? "Your message" : "Reply"} data-state={message.state}>
       {message.contextSince !== undefined && (
@@ -62,11 +71,11 @@ export const MessageView = memo(function MessageView({ app, opened, id, isLast }
         </p>
       )}
       {isEditing ? (
-        <MessageEditor message={message} onSend={edit} onCancel={() => setEditing(false)} />
+        <MessageEditor message={message} onSend={edit} onContinue={!isUser && isFree ? (content) => void rewriteAndContinue(content) : null} onCancel={() => setEditing(false)} />
       ) : (
         <div class="message-body">{isUser ? <UserBody message={message} /> : <ReplyBody {...{ app, opened, message, isLast, reply, hasSchema }} />}</div>
       )}
-      {!isEditing && <Actions {...{ app, opened, message }} onEdit={isUser ? () => setEditing(true) : null} />}
+      {!isEditing && <Actions {...{ app, opened, message }} onEdit={isUser || message.content ? () => setEditing(true) : null} />}
     </article>
   );
 });
@@ -110,7 +119,7 @@ function ReplyBody({ app, opened, message, isLast, reply, hasSchema }: ReplyProp
       {message.content && <ReplyText text={message.content} isJson={hasSchema && !isStreaming} isGrowing={isStreaming} />}
       {message.toolCalls && <ToolCalls {...{ app, opened, message, isLast }} calls={message.toolCalls} />}
       {isStreaming && <PhaseLine {...{ app, opened }} phase={reply?.phase.value} hasText={Boolean(message.content || message.reasoning)} />}
-      <Ending {...{ app, opened, message }} />
+      <Ending {...{ app, opened, message, isLast }} />
     </>
   );
 }
@@ -181,7 +190,13 @@ export function phaseText(phase: Phase | undefined, hasText: boolean, model?: Mo
   }
 }
 
-function Ending({ app, opened, message }: { app: App; opened: OpenConversation; message: Message }): VNode | null {
+/** Return the sentence about the end of a reply that may be continued; null: it ended by itself, or not yet. */
+function endingText(message: Message): string | null {
+  if (message.state === "stopped") return "Stopped.";
+  return message.state === "done" && message.finishReason === "length" ? "The reply ended at the limit of tokens." : null;
+}
+
+function Ending({ app, opened, message, isLast }: { app: App; opened: OpenConversation; message: Message; isLast: boolean }): VNode | null {
   const again = message.parent;
   return (
     <>
@@ -190,9 +205,15 @@ function Ending({ app, opened, message }: { app: App; opened: OpenConversation; 
           <Icon name="info" /> {note}
         </p>
       ))}
-      {message.state === "stopped" && <p class="ending">Stopped.</p>}
-      {message.finishReason === "length" && message.state === "done" && (
-        <p class="ending">The reply ended at the limit of tokens.</p>
+      {endingText(message) !== null && (
+        <p class="ending">
+          {endingText(message)}{" "}
+          {isLast && canContinue(opened.facts.peek(), message) && (
+            <button type="button" class="button" onClick={() => (focusComposer(), void app.store.continueReply(opened, message.id))}>
+              Continue
+            </button>
+          )}
+        </p>
       )}
       {message.state === "failed" && (
         <div class="failure" role="alert">
@@ -266,6 +287,7 @@ interface ActionsProps {
 }
 
 function Actions({ app, opened, message, onEdit }: ActionsProps): VNode | null {
+  const [isVarying, setVarying] = useState(false);
   if (message.state === "streaming") return null;
   const fork = async (): Promise<void> => goTo({ view: "chat", id: (await app.store.fork(opened, message.id)).id });
   const remove = async (): Promise<void> => {
@@ -278,21 +300,26 @@ function Actions({ app, opened, message, onEdit }: ActionsProps): VNode | null {
   return (
     <footer class="message-actions">
       <Branches {...{ app, opened, message }} />
+      {message.role === "assistant" && <Costs app={app} message={message} />}
       <CopyButton text={() => message.content} label="Copy message" />
       {onEdit && <Action icon="edit" label={EDIT} onClick={onEdit} />}
       {message.role === "assistant" && parent !== null && (
-        <Action icon="retry" label="Regenerate, as a new branch" onClick={() => void app.store.reply(opened, parent)} />
+        <>
+          <Action icon="retry" label="Regenerate, as a new branch" onClick={() => void app.store.reply(opened, parent)} />
+          <Action icon="sliders" label="Retry with other settings" isOpen={isVarying} onClick={() => setVarying(!isVarying)} />
+        </>
       )}
       <Action icon="fork" label="Fork into a new conversation" onClick={() => void fork()} />
       <Action icon="trash" label="Delete from here on" onClick={() => void remove()} />
-      {message.role === "assistant" && <Costs app={app} message={message} />}
+      {isVarying && parent !== null && <RegenerateForm {...{ app, opened, parent }} onDone={() => setVarying(false)} />}
     </footer>
   );
 }
 
-function Action({ icon, label, onClick }: { icon: IconName; label: string; onClick: () => void }): VNode {
+function Action({ icon, label, isOpen, onClick }: { icon: IconName; label: string; isOpen?: boolean; onClick: () => void }): VNode {
+  const expanded = isOpen === undefined ? {} : { "aria-expanded": isOpen };
   return (
-    <button type="button" class="icon-button" title={label} aria-label={label} onClick={onClick}>
+    <button type="button" class={`icon-button action-${icon}`} title={label} aria-label={label} {...expanded} onClick={onClick}>
       <Icon name={icon} />
     </button>
   );

@@ -14,6 +14,8 @@ export function costsOf(message: Message): Array<{ text: string; help: string; i
   const rate = timings?.predicted_per_second ?? 0;
   if (rate > 0) costs.push({ text: `${shownRate(rate)} tokens/s`, help: "While it was generated" });
   costs.push({ text: `prompt ${shownCount(usage.prompt_tokens)}`, help: "Tokens of the conversation before the reply" });
+  const temperature = message.overrides?.parameters?.["temperature"];
+  if (temperature !== undefined) costs.push({ text: `temperature ${temperature}`, help: "Of this reply alone" });
   if (cached > 0) {
     const from = usage.prompt_tokens_details?.cached_from;
     costs.push({

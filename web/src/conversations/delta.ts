@@ -10,7 +10,10 @@ export function withEvent(message: Message, event: ChatEvent, tokens = 0): Messa
   if (choice?.delta?.reasoning_content) next.reasoning = (next.reasoning ?? "") + choice.delta.reasoning_content;
   if (choice?.delta?.tool_calls) next.toolCalls = withCalls(next.toolCalls ?? [], choice.delta.tool_calls);
   if (choice?.finish_reason) next.finishReason = choice.finish_reason;
-  if (event.usage) next.usage = { ...event.usage, completion_tokens: event.usage.completion_tokens + tokens };
+  if (event.usage) {
+    const { prompt_tokens, completion_tokens } = event.usage;
+    next.usage = { ...event.usage, prompt_tokens: Math.max(0, prompt_tokens - tokens), completion_tokens: completion_tokens + tokens };
+  }
   if (event.timings) next.timings = event.timings;
   for (const warning of event.warnings ?? []) next.notes = withNote(next.notes, warning);
   return next;
@@ -24,8 +27,9 @@ export function withNote(notes: readonly string[] | undefined, note: string): st
 
 /** Return a reply in its state before the first event: a restart keeps its place and its notes. */
 export function emptied(message: Message): Message {
-  const { conversation, createdAt, id, parent, role, state } = message;
-  return { id, conversation, parent, role, state, createdAt, content: "", ...(message.notes && { notes: message.notes }) };
+  const { conversation, createdAt, id, numStreams, overrides, notes, parent, role, state } = message;
+  const kept = { ...(notes && { notes }), ...(numStreams && { numStreams }), ...(overrides && { overrides }) };
+  return { id, conversation, parent, role, state, createdAt, content: "", ...kept };
 }
 
 function withCalls(calls: readonly ToolCall[], deltas: readonly ToolCallDelta[]): ToolCall[] {

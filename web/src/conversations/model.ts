@@ -38,11 +38,20 @@ export interface Message {
   /** Notes for a reader about the making of the reply: interruptions, warnings of the server. */
   notes?: string[];
   stream?: StreamPosition;
+  /** Number of streams so far: each has its own id. */
+  numStreams?: number;
+  /** Settings of this reply in place of the conversation's. */
+  overrides?: Overrides;
   usage?: Usage;
   timings?: Timings;
   finishReason?: string;
   /** The time since which earlier messages are not sent any more. */
   contextSince?: number;
+}
+
+export interface Overrides {
+  model?: string;
+  parameters?: Parameters;
 }
 
 /** Parameters of requests by the names of the API; the server decides absent parameters. */

@@ -58,6 +58,7 @@ export class Reply {
   readonly phase = signal<Phase>({ kind: "sending" });
   #abort = new AbortController();
   #tokensBefore = 0;
+  #tokensEarlier = 0; // of these, the tokens before a person asked to continue: they are not of the request's limit
   #numFruitless = 0; // connections and requests since something new came
   #isAccepted = false; // the server has begun to respond: from then on it is worth to wait for it
   #isStreamKnown = true; // the state of the stream; else it is kept, to go on later
@@ -72,10 +73,13 @@ export class Reply {
     return this.message.id;
   }
 
-  /** Generate the whole reply, or go on with an interrupted reply. Never throws. */
-  async run(): Promise<void> {
+  /** Generate the whole reply, go on with an interrupted reply, or continue the text of one that ended. Never throws. */
+  async run(isContinued = false): Promise<void> {
     try {
-      await (this.message.stream ? this.#goOn() : this.#start());
+      if (isContinued) {
+        this.#tokensBefore = this.#tokensEarlier = this.message.usage?.completion_tokens ?? 0;
+        await this.#start(this.#begun());
+      } else await (this.message.stream ? this.#goOn() : this.#start());
       this.#finish({ state: "done" });
     } catch (error) {
       if (this.#abort.signal.aborted) this.#finish({ state: "stopped" });
@@ -90,8 +94,9 @@ export class Reply {
   }
 
   async #start(begun?: Begun): Promise<void> {
-    const id = newStreamId(this.message.id, this.message.stream?.id);
-    this.#change({ ...this.message, stream: { id, offset: 0 } });
+    const before = this.message.numStreams ?? Number(/\.(\d+)$/.exec(this.message.stream?.id ?? "")?.[1] ?? 0);
+    const id = `web-${this.message.id}.${before + 1}`;
+    this.#change({ ...this.message, numStreams: before + 1, stream: { id, offset: 0 } });
     const response = await this.#started(begun, id);
     this.#isAccepted = true;
     await this.#read(response, 0);
@@ -151,7 +156,7 @@ export class Reply {
       this.#note(CONTINUED);
       return this.#start(this.#begun());
     }
-    this.#tokensBefore = 0;
+    this.#tokensBefore = this.#tokensEarlier = 0;
     const stream = this.message.stream;
     this.#change({ ...emptied(this.message), ...(stream && { stream }) });
     this.#note(STARTED_AGAIN);
@@ -159,7 +164,7 @@ export class Reply {
   }
 
   #begun(): Begun {
-    return { content: this.message.content, reasoning: this.message.reasoning ?? "", tokens: this.#tokensBefore };
+    return { content: this.message.content, reasoning: this.message.reasoning ?? "", tokens: this.#tokensBefore - this.#tokensEarlier };
   }
 
   async #read(response: Response, offset: number): Promise<void> {
@@ -219,12 +224,6 @@ export class Reply {
     this.message = { ...rest, ...end, ...(!this.#isStreamKnown && end.state === "failed" && stream && { stream }) };
     this.host.changed(this.message, true);
   }
-}
-
-/** Return the id of a stream for a reply. before: of its stream so far; each stream has its own. */
-function newStreamId(reply: string, before: string | undefined): string {
-  const attempt = Number(/\.(\d+)$/.exec(before ?? "")?.[1] ?? 0) + 1;
-  return `web-${reply}.${attempt}`;
 }
 
 const HTTP: Transport = {

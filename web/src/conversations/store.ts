@@ -2,7 +2,7 @@ import { type ReadonlySignal, type Signal, batch, computed, signal } from "@prea
 import { messageOf } from "../api/errors";
 import { type Begun, canContinue, chatBody } from "./chat_body";
 import type { ConversationDatabase } from "./database";
-import { type Attachment, type Conversation, type Message, newConversation, newId, titleOf } from "./model";
+import { type Attachment, type Conversation, type Message, type Overrides, newConversation, newId, titleOf } from "./model";
 import { Reply, type Transport } from "./reply";
 import { TabChannel, type TabMessage } from "./tabs";
 import { MessageTree } from "./tree";
@@ -10,6 +10,7 @@ import { MessageTree } from "./tree";
 const SHOW_MS = 33; // between two drawings of a reply that grows
 const SUMMARY_HEAD = "This is a summary of our conversation so far:";
 const SUMMARY_REPLY = "I will go on from this summary.";
+const EDITED = "You wrote this text.";
 const SAVE_MS = 400; // between two writes of a reply that grows
 
 /** A conversation in memory: it is shown, or generates a reply. */
@@ -166,20 +167,45 @@ export class ConversationStore {
     await this.reply(opened, parent);
   }
 
-  /** Generate a reply after a message, as a new branch. */
-  async reply(opened: OpenConversation, parent: string): Promise<void> {
+  /** Generate replies after a message, each as a new branch. overrides: settings in place of the conversation's. */
+  async reply(opened: OpenConversation, parent: string, overrides?: Overrides, count = 1): Promise<void> {
     if (opened.lacks(parent)) return;
-    const message: Message = { ...this.#newMessage(opened, parent, "assistant"), state: "streaming" };
-    this.#add(opened, message);
-    await this.#run(opened, message);
+    const first: Message = { ...this.#newMessage(opened, parent, "assistant"), state: "streaming", ...(overrides && { overrides }) };
+    const seed = overrides?.parameters?.["seed"] ?? opened.facts.peek().parameters["seed"];
+    const replies = Array.from({ length: count }, (_, at): Message => {
+      if (at === 0) return first;
+      const others = typeof seed === "number" && { overrides: { ...overrides, parameters: { ...overrides?.parameters, seed: seed + at } } };
+      return { ...first, id: newId(), createdAt: first.createdAt + at, ...others };
+    });
+    for (const message of replies) this.#add(opened, message);
+    await Promise.all(replies.map((message) => this.#run(opened, message)));
+  }
+
+  /** Let the model continue the text of a reply that was stopped, that a limit has ended, or that a person wrote. */
+  async continueReply(opened: OpenConversation, id: string): Promise<void> {
+    if (opened.lacks(id) || !canContinue(opened.facts.peek(), opened.message(id).peek())) return;
+    const { finishReason: _, stream: __, ...kept } = opened.message(id).peek();
+    const message: Message = { ...kept, state: "streaming" };
+    opened.put(message);
+    await this.#run(opened, message, true);
+  }
+
+  /** Add a reply with a text of a person beside another one; return its id. */
+  async rewrite(opened: OpenConversation, id: string, content: string): Promise<string | null> {
+    if (opened.lacks(id)) return null;
+    const { parent, reasoning, model } = opened.message(id).peek();
+    const message: Message = { ...this.#newMessage(opened, parent, "assistant"), content, notes: [EDITED] };
+    this.#add(opened, { ...message, ...(reasoning && { reasoning }), ...(model && { model }) });
+    return message.id;
   }
 
   /** Generate a failed reply again, in its place if nothing follows it. */
   async retry(opened: OpenConversation, id: string): Promise<void> {
     const parent = opened.has(id) ? opened.message(id).peek().parent : null;
     if (parent === null) return;
+    const { overrides } = opened.message(id).peek();
     if (!opened.all().some((one) => one.parent === id)) await this.deleteBranch(opened, id);
-    await this.reply(opened, parent);
+    await this.reply(opened, parent, overrides);
   }
 
   /** Go on with a reply that failed before the server reported the state of its stream. */
@@ -342,15 +368,15 @@ export class ConversationStore {
     });
   }
 
-  async #run(opened: OpenConversation, message: Message): Promise<void> {
-    await this.#tabs.owning(message.id, () => this.#generate(opened, message));
+  async #run(opened: OpenConversation, message: Message, isContinued = false): Promise<void> {
+    await this.#tabs.owning(message.id, () => this.#generate(opened, message, isContinued));
   }
 
-  async #generate(opened: OpenConversation, message: Message): Promise<void> {
+  async #generate(opened: OpenConversation, message: Message, isContinued = false): Promise<void> {
     const reply = new Reply(
       message,
       {
-        body: (begun?: Begun) => chatBody(opened.facts.peek(), this.#before(opened, message), begun),
+        body: (begun?: Begun) => chatBody(overridden(opened.facts.peek(), message.overrides), this.#before(opened, message), begun),
         canContinue: (now) => canContinue(opened.facts.peek(), now),
         changed: (now, isFinal) => this.#changed(opened, now, isFinal),
       },
@@ -358,7 +384,7 @@ export class ConversationStore {
     );
     this.#places.set(message.id, opened.id);
     this.replies.value = new Map(this.replies.peek()).set(message.id, reply);
-    await reply.run();
+    await reply.run(isContinued);
     const left = new Map(this.replies.peek());
     left.delete(message.id);
     this.#places.delete(message.id);
@@ -478,6 +504,10 @@ export class ConversationStore {
     // Once the other tab releases it by closing.
     if (!isKnown && saved.state === "streaming" && this.#tabs.keepsApart) void this.#takeOver(opened, saved);
   }
+}
+
+function overridden(facts: Conversation, overrides: Overrides = {}): Conversation {
+  return { ...facts, ...(overrides.model && { model: overrides.model }), parameters: { ...facts.parameters, ...overrides.parameters } };
 }
 
 /** Whether the server may still have the missing part of a reply. */
