@@ -69,6 +69,7 @@ ROUTES = (
     "POST /v1/streams/lookup",
     "GET /metrics",
     "GET /v1/engine/page",
+    "GET /v1/usage",
     "GET /v1/engine/model",
     "GET /v1/models",
     "GET /models",

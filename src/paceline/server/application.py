@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -96,6 +97,7 @@ def server_app(server: Server, own: Iterable[Routes], dispatch: Middleware) -> F
             yield
         finally:
             await server.aclose()
+            await asyncio.to_thread(server.kept.key_accounts.save)
 
     app = FastAPI(
         title="paceline",
@@ -117,7 +119,7 @@ def server_app(server: Server, own: Iterable[Routes], dispatch: Middleware) -> F
     for kind in (PacelineError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, handle_error)
     routes = app.router.routes
-    engine = (engine_routes.METRICS_ROUTES, engine_routes.ROUTES)
+    engine = (engine_routes.METRICS_ROUTES, engine_routes.USAGE_ROUTES, engine_routes.ROUTES)
     for group in (*own, *engine, *DIALECTS):
         routes.extend(group)
     if settings.docs:
@@ -164,6 +166,7 @@ def _middleware(service: Server) -> list[Middleware]:
         Middleware(requests.TrailingSlashes, service.page),
         Middleware(access.ApiKeys, service),
         Middleware(requests.AwaitedStreams, service.kept.resumable_streams),
+        Middleware(request_limits.KeyLimits, service),
         Middleware(request_limits.RequestLimit, service, settings.max_connections),
         Middleware(request_limits.BodyReader, *body),
         Middleware(requests.ErrorBoundary),

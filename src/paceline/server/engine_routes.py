@@ -28,10 +28,11 @@ from paceline.server.json_bodies import PLAIN_TEXT, json_response
 from paceline.server.request_context import RequestContext
 from paceline.server.resumable_streams import NextBytes
 from paceline.server.routes import RouteFacts, Routes
-from paceline.server.service import Server, Service
+from paceline.server.service import KeptForClients, Server, Service
 from paceline.server.sse import NAMED_SSE, LiveEvents, named_event
 
 METRICS_ROUTES = Routes(RouteFacts(model="required", loads_model=False), tags=["observability"])
+USAGE_ROUTES = Routes(RouteFacts(errors=OPENAI_FORM), tags=["observability"])
 ROUTES = Routes(RouteFacts(errors=OPENAI_FORM, model="required", loads_model=False), tags=["engine"])
 
 
@@ -76,6 +77,15 @@ async def metrics(request: Request) -> Response:
     accept, engine = request.headers.get("accept", ""), service.engine()
     http, llama = service.http_metrics, service.llama_metrics
     return await asyncio.to_thread(engine_metrics, engine, http, llama, accept, service.created)
+
+
+@USAGE_ROUTES.get("/v1/usage", summary="Tokens and limits of API keys")
+async def usage(request: Request) -> Response:
+    """Return the usage of the request's API key since the server's start, and its limits; an operator gets those of all keys."""
+    context = RequestContext.of(request.scope)
+    accounts = KeptForClients.of(request.scope).key_accounts
+    found = accounts if context.is_operator else () if context.account is None else (context.account,)
+    return json_response({"object": "list", "data": [account.members() for account in found]})
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from paceline.observability.heartbeat import Heartbeat
 from paceline.observability.metric_table import Histogram, Kind, Metric, MetricsSnapshot, Sample
 from paceline.observability.metrics import Tally
 from paceline.server.api_errors import ApiError
+from paceline.server.key_accounts import KEY_HELP
 from paceline.server.request_context import SpelledHeader
 
 if TYPE_CHECKING:
@@ -76,6 +77,8 @@ class HttpMetrics:
         self._seconds: dict[str, Tally] = {}
         self._num_streams = 0
         self._num_bytes = 0
+        self.more_samples: Callable[[], Iterable[Sample]] = tuple
+        """Returns further samples of the server."""
 
     def observe(self, route: str, status: int, seconds: float, *, method: str = "GET") -> None:
         """Count a request. route: the route's pattern, never the path as sent; `OTHER` where none matched."""
@@ -116,6 +119,7 @@ class HttpMetrics:
             yield Sample(SECONDS, "histogram", (("route", route),), histogram)
         yield Sample(STREAMS, "gauge", (), num_streams)
         yield Sample(BYTES, "counter", (), num_bytes)
+        yield from self.more_samples()
 
 
 Value = Callable[[MetricsSnapshot], float]
@@ -237,6 +241,7 @@ HELP = {
     **{name: text for name, (_, text, _) in _OF_HEARTBEAT.items()},
     **HTTP_HELP,
     **ROUTER_HELP,
+    **KEY_HELP,
     **{metric.name: metric.help for metric in LLAMA_METRICS},
 }
 
@@ -374,7 +379,7 @@ of every stream; the two rates are means since the last scrape, as there, so tha
 def markdown() -> str:
     """Return the text of `docs/prometheus.md`."""
     kinds = {SECONDS: "histogram", STREAMS: "gauge", **{name: kind for name, (kind, _, _) in _OF_HEARTBEAT.items()}}
-    server = [(name, kinds.get(name, "counter"), HELP[name]) for name in (*_OF_HEARTBEAT, *HTTP_HELP)]
+    server = [(name, kinds.get(name, "counter"), HELP[name]) for name in (*_OF_HEARTBEAT, *HTTP_HELP, *KEY_HELP)]
     llama = [(metric.name, metric.kind, metric.help) for metric in LLAMA_METRICS]
     router = [(name, "gauge", text) for name, text in ROUTER_HELP.items()]
     parts = (

@@ -15,6 +15,7 @@ from paceline.server.api_errors import ApiError, ApiException, ClientDisconnecte
 from paceline.streaming import FinishReason, Usage
 
 if TYPE_CHECKING:
+    from paceline.server.key_accounts import KeyAccount
     from paceline.server.resumable_streams import ResumableStream
 
 _KEY = "paceline.request_context"
@@ -44,6 +45,9 @@ class RequestContext:
         tenant: The owner of its API key.
         is_operator: Whether it may change the server for all tenants.
         key_digest: The digest of its API key; empty if there are no keys.
+        account: The account of its API key; None if there are no keys.
+        num_charged: Tokens that its account was charged so far.
+        num_parts: Requests of the engine that it submitted.
         status: Of the response.
         finished: Finish reason and usage of each generation.
         resumable_stream: Keeps the bytes of its response; None: they are not kept.
@@ -57,6 +61,9 @@ class RequestContext:
     tenant: str = ""
     is_operator: bool = False
     key_digest: bytes = b""
+    account: KeyAccount | None = None
+    num_charged: int = 0
+    num_parts: int = 0
     status: int = 0
     finished: list[tuple[FinishReason, Usage]] = field(default_factory=list)
     resumable_stream: ResumableStream | None = None
@@ -72,6 +79,25 @@ class RequestContext:
         if not isinstance(context, RequestContext):
             context = scope[_KEY] = RequestContext(request_id="")
         return context
+
+    def charge(self, num_tokens: int) -> None:
+        """Charge the account of the API key for computed tokens, if there is one."""
+        if self.account is not None:
+            self.account.charge(num_tokens)
+            self.num_charged += num_tokens
+
+    def settle(self) -> None:
+        """Charge the account for the tokens that the request has computed in the end, and count its usage.
+
+        Of a request that was not read to its end the charged tokens stay.
+        """
+        if self.account is not None:
+            if len(self.finished) >= self.num_parts:
+                computed = [
+                    usage.prompt_tokens - usage.cached_tokens + usage.completion_tokens for _, usage in self.finished
+                ]
+                self.charge(sum(computed) - self.num_charged)
+            self.account.count(usage for _, usage in self.finished)
 
     def discard(self) -> None:
         """Note that the request's stream is not wanted any more."""

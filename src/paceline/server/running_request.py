@@ -115,7 +115,12 @@ async def start_prepared(  # noqa: PLR0913 - as `start_request`
         check_response_size(prepared, engine.limits.max_positions, streaming=streaming and not keeps_stream)
         watcher.raise_if_disconnected()
         context.raise_if_discarded()
+        num_prompt = sum(len(ready.prompt) for ready in prepared)
+        if context.account is not None:
+            context.account.reserve(num_prompt)
+            context.num_charged += num_prompt
         channels = _accept(engine, prepared)
+        context.num_parts += len(channels)
     except BaseException:
         watcher.close()
         raise
@@ -375,6 +380,8 @@ class RunningRequest:
 
     def _noted(self, batch: ChunkBatch) -> ChunkBatch:
         """Note finished sequences; add the service's reason to endings by the engine's shutdown."""
+        if self._context.account is not None:
+            self._context.charge(sum(len(chunk.token_ids) for _, chunk in batch))
         for _, chunk in batch:
             if chunk.usage is not None and chunk.finish_reason is not None:
                 self._context.finished.append((chunk.finish_reason, chunk.usage))

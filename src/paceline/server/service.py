@@ -45,6 +45,7 @@ from paceline.server.in_flight import (
     RequestRegistry,
     estimate_remaining_s,
 )
+from paceline.server.key_accounts import KeyAccounts
 from paceline.server.model_front import ModelFront
 from paceline.server.request_context import SERVICE, RequestContext
 from paceline.server.request_media import MediaFetcher, RequestMedia, remote_urls
@@ -69,10 +70,11 @@ P = TypeVar("P")
 
 
 class KeptForClients:
-    """State that the models of a server share: streams to resume, stored responses, and the tenants of the API keys."""
+    """State that the models of a server share: streams to resume, stored responses, tenants and accounts of API keys."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self.tenants = frozenset(key.tenant for key in settings.api_keys)
+        self.key_accounts = KeyAccounts(settings)
         self.resumable_streams = ResumableStreams()
         self.response_store = ResponseStore(
             settings.responses_store, settings.responses_store_bytes, settings.responses_store_total_bytes
@@ -108,6 +110,8 @@ class Server(ABC):
         self.settings, self.names, self.created = settings, names, int(time.time())
         self.kept = KeptForClients(settings) if kept is None else kept
         self.in_flight, self.http_metrics, self.llama_metrics = InFlight(), HttpMetrics(), LlamaMetrics()
+        if settings.metrics_per_key:
+            self.http_metrics.more_samples = self.kept.key_accounts.samples
         total = settings.max_total_body_bytes
         max_bytes = _DEFAULT_BODIES * settings.max_body_bytes if total is None else total
         self.body_budget = ByteBudget(max_bytes, is_shared=has_tenants(settings.api_keys))
@@ -120,6 +124,7 @@ class Server(ABC):
         """Take over settings that may change while the server runs. New requests get the new keys, tenants and defaults."""
         self.settings = settings
         self.kept.tenants = frozenset(key.tenant for key in settings.api_keys)
+        self.kept.key_accounts.apply(settings.api_keys)
         self.body_budget.is_shared = has_tenants(settings.api_keys)
 
     @abstractmethod
@@ -460,6 +465,7 @@ class Service(Server):
         return {
             "request_id": context.request_id or None,
             "tenant": context.tenant,
+            **({} if context.account is None else {"tenant_weight": context.account.key.weight}),
             "lora": dict(self.settings.lora_scales) if adapter is None else {adapter: 1.0},
             "timeout_s": self.settings.timeout_s,
             "special": self.settings.special,

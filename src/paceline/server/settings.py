@@ -13,10 +13,24 @@ ACCESS_LOGGER: Final = "paceline.server.access"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
-    """An API key. tenant: salts the prefix cache, so that two tenants share no prefixes."""
+    """An API key.
+
+    Attributes:
+        tenant: Salts the prefix cache, so that two tenants share no prefixes.
+        name: For usage and metrics; empty: the beginning of the key's digest.
+        weight: The share of its tenant while several tenants wait.
+        tokens_per_minute: Computed tokens, at most; None: no limit.
+        max_requests: Requests in flight, at most; None: no limit.
+        tokens_per_day: Computed tokens of a day in UTC, at most; None: no limit.
+    """
 
     secret: str = field(repr=False)
     tenant: str = ""
+    name: str = ""
+    weight: float = 1.0
+    tokens_per_minute: int | None = None
+    max_requests: int | None = None
+    tokens_per_day: int | None = None
 
 
 def has_tenants(keys: Iterable[ApiKey]) -> bool:
@@ -101,6 +115,7 @@ class ServerSettings:
     embeddings: bool = False
     reranking: bool = False
     metrics: bool = True
+    metrics_per_key: bool = False
     slots: bool = True
     props: bool = False
     docs: bool = True

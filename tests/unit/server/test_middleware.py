@@ -24,6 +24,11 @@ from paceline.server.routes import RouteFacts, Routes
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+EXPOSED = (
+    "x-request-id, retry-after, x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, "
+    "x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
+)
+
 
 def messages(app: App, method: str, /, **scope: Any) -> list[Message]:
     """Return the messages sent to a request without a body."""
@@ -190,7 +195,7 @@ def test_a_preflight_is_handled_before_keys_are_asked_for() -> None:
     assert headers == {
         "vary": "Origin, Access-Control-Request-Headers",
         "access-control-allow-origin": PAGE,
-        "access-control-expose-headers": "x-request-id, retry-after",
+        "access-control-expose-headers": EXPOSED,
         "access-control-allow-credentials": "false",
         "access-control-allow-methods": "GET, POST, DELETE, OPTIONS",
         "access-control-allow-headers": "authorization,x-a",

@@ -6,10 +6,14 @@ Single values are checked by `EngineConfig` and `SamplingParams`. Any thread.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
 
 from paceline import validation
 from paceline.config import CONFIG_NAMES, EngineConfig
@@ -17,6 +21,7 @@ from paceline.errors import InvalidParams, ModelLoadError
 from paceline.hub import LocalModel, ModelReference, local_model
 from paceline.named_object import NamedObject
 from paceline.params import FIELDS, SamplingParams
+from paceline.request import MAX_WEIGHT, MIN_WEIGHT
 from paceline.server.flags.readers import UNSET
 from paceline.server.settings import ApiKey
 from paceline.speculation.named_drafter import DRAFT_MODEL, drafter_parts
@@ -330,7 +335,10 @@ def api_key_file(draft: Draft, value: Path, label: str) -> None:
 
 
 def tenant_key_file(draft: Draft, value: Path, label: str) -> None:
-    """Add the keys of a file, TENANT:KEY a line; lines that begin with # are comments."""
+    """Add the keys of a file: TENANT:KEY a line, lines that begin with # are comments; of NAME.toml a table for each key."""
+    if value.suffix == ".toml":
+        _add_keys(draft, _some(_keys_of_toml(draft.text_of(value, label), label, value), label, value), label)
+        return
     found = []
     for number, line in enumerate(_lines(draft.text_of(value, label)), start=1):
         tenant, _, secret = line.partition(":")
@@ -338,6 +346,33 @@ def tenant_key_file(draft: Draft, value: Path, label: str) -> None:
             raise InvalidParams(f"{label}: key {number} of {on_one_line(value)} is not TENANT:KEY")
         found.append(ApiKey(secret=secret.strip(), tenant=tenant.strip()))
     _add_keys(draft, _some(found, label, value), label)
+
+
+class _KeyTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A table of a key file; as `ApiKey`."""
+
+    key: Annotated[str, Meta(min_length=1)]
+    tenant: str = ""
+    name: str = ""
+    weight: Annotated[float, Meta(ge=MIN_WEIGHT, le=MAX_WEIGHT)] = 1.0
+    tokens_per_minute: Annotated[int, Meta(ge=1)] | None = None
+    max_requests: Annotated[int, Meta(ge=1)] | None = None
+    tokens_per_day: Annotated[int, Meta(ge=1)] | None = None
+
+
+class _KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    keys: list[_KeyTable] = []
+
+
+def _keys_of_toml(text: str, label: str, path: Path) -> list[ApiKey]:
+    try:
+        tables = msgspec.convert(tomllib.loads(text.removeprefix("\ufeff")), _KeyFile).keys
+    except tomllib.TOMLDecodeError:  # its message may quote a key
+        raise InvalidParams(f"{label}: {on_one_line(path)} is not valid TOML") from None
+    except msgspec.ValidationError as error:
+        raise InvalidParams(f"{label}: {on_one_line(path)}: {error}") from None
+    fields = [msgspec.structs.asdict(table) for table in tables]
+    return [ApiKey(secret=table.pop("key").strip(), **table) for table in fields]
 
 
 def _lines(text: str) -> list[str]:
@@ -354,13 +389,22 @@ def _some(keys: list[ApiKey], label: str, path: Path) -> list[ApiKey]:
 
 
 def _add_keys(draft: Draft, keys: Sequence[ApiKey], label: str) -> None:
-    known = {key.secret: key.tenant for key in draft.get("server.api_keys", ())}
+    known: dict[str, ApiKey] = {key.secret: key for key in draft.get("server.api_keys", ())}
     for key in keys:
         if not key.secret.isascii() or not key.secret.isprintable():
             raise InvalidParams(f"{label}: a key has characters that no HTTP header carries; use plain ASCII")
-        if known.setdefault(key.secret, key.tenant) != key.tenant:
-            raise InvalidParams(f"{label}: a key belongs to two tenants, {known[key.secret]!r} and {key.tenant!r}")
-    merged = tuple(ApiKey(secret=secret, tenant=tenant) for secret, tenant in known.items())
+        other = known.setdefault(key.secret, key)
+        if other.tenant != key.tenant:
+            raise InvalidParams(f"{label}: a key belongs to two tenants, {other.tenant!r} and {key.tenant!r}")
+        if other != key:
+            raise InvalidParams(f"{label}: a key of tenant {key.tenant!r} is given twice, with different limits")
+    weights = {key.tenant: key.weight for key in known.values()}
+    for key in known.values():
+        if key.weight != weights[key.tenant]:
+            raise InvalidParams(
+                f"{label}: keys of tenant {key.tenant!r} have different weights; a tenant has one weight"
+            )
+    merged = tuple(known.values())
     draft.put("server.api_keys", merged, label)
 
 

@@ -482,8 +482,8 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
         Flag("--api-key-file", "FILE", read.path, Store("server.api_keys", setters.api_key_file), "A file with keys as of "
              "--api-key, one a line; lines that begin with # are comments.", arg="API_KEY_FILE", default="none"),
         Flag("--tenant-key-file", "FILE", read.path, Store("server.api_keys", setters.tenant_key_file),
-             "A file with TENANT:KEY a line. Tenants share nothing of the prefix cache, and take turns in the queue.",
-             default="none", ours=True),
+             "A file with TENANT:KEY a line, or NAME.toml with limits and weights of keys. Tenants share nothing of the prefix "
+             "cache, and take turns in the queue.", default="none", ours=True),
         Flag("--ssl-key-file", "FILE", read.path, Store("server.ssl_keyfile"), "Private key for TLS, PEM.", arg="SSL_KEY_FILE",
              default="no TLS"),
         Flag("--ssl-cert-file", "FILE", read.path, Store("server.ssl_certfile"), "Certificate for TLS, PEM.",
@@ -533,6 +533,8 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
                 "Reranking, also with a model that does not say that it was made for it.", arg="RERANKING"),
         _switch("--metrics", Store("server.metrics"), "GET /metrics, for Prometheus.", arg="ENDPOINT_METRICS",
                 off="--no-metrics"),
+        _switch("--metrics-per-key", Store("server.metrics_per_key"), "Metrics of each API key, with its name as a label.",
+                ours=True),
         _switch("--slots", Store("server.slots"), "GET /slots.", arg="ENDPOINT_SLOTS", off="--no-slots"),
         _switch("--props", Store("server.props"), "POST /props.", arg="ENDPOINT_PROPS"),
         _switch("--docs", Store("server.docs"), "The pages that describe the API, /docs and /openapi.json.", off="--no-docs",

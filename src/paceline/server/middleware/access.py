@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.request import cache_scope
 from paceline.server.api_errors import ApiError, clean_message
+from paceline.server.key_accounts import key_digest
 from paceline.server.request_context import HttpMiddleware, RequestContext, SpelledHeader
 from paceline.server.routes import error_response, facts_of
 from paceline.server.service import Server
@@ -105,7 +106,8 @@ def _host_not_allowed(host: str) -> ApiError:
 
 
 _LOCAL_ORIGINS = frozenset(("localhost", "127.0.0.1", "::1"))
-_EXPOSED_HEADERS = "x-request-id, retry-after"
+_LIMITS = [f"x-ratelimit-{name}-{kind}" for kind in ("requests", "tokens") for name in ("limit", "remaining", "reset")]
+_EXPOSED_HEADERS = ", ".join(["x-request-id", "retry-after", *_LIMITS])
 _SPELLED = {
     f"access-control-{name.lower()}".encode(): SpelledHeader(f"Access-Control-{name}".encode())
     for name in ("Allow-Origin", "Allow-Credentials", "Allow-Methods", "Allow-Headers", "Expose-Headers", "Max-Age")
@@ -242,7 +244,7 @@ class ApiKeys(HttpMiddleware):
 
     def _read(self, keys: tuple[ApiKey, ...]) -> None:
         self._given = keys
-        self._keys = [(_digest(key.secret.encode()), key.tenant) for key in keys]
+        self._keys = [(key_digest(key.secret), key.tenant) for key in keys]
         self._has_tenants = has_tenants(keys)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -253,6 +255,7 @@ class ApiKeys(HttpMiddleware):
             context.is_operator = True
         elif (key := self._find(dict(scope["headers"]))) is not None:
             context.key_digest, context.tenant = key
+            context.account = self._server.kept.key_accounts.of(context.key_digest)
             context.is_operator = not (self._has_tenants and context.tenant)
             with cache_scope(context.tenant):
                 await self._app(scope, receive, send)
@@ -266,10 +269,6 @@ class ApiKeys(HttpMiddleware):
         """Return a key's digest and tenant in constant time: compares all keys, as digests, so that lengths do not leak."""
         given = headers.get(b"authorization") or headers.get(b"x-api-key") or b""  # empty: no valid key
         scheme, _, rest = given.partition(b" ")
-        digest = _digest(rest.strip() if scheme.lower() == b"bearer" else given)
+        digest = hashlib.sha256(rest.strip() if scheme.lower() == b"bearer" else given).digest()
         matches = [(known, tenant) for known, tenant in self._keys if hmac.compare_digest(known, digest)]
         return matches[-1] if matches else None
-
-
-def _digest(secret: bytes) -> bytes:
-    return hashlib.sha256(secret).digest()

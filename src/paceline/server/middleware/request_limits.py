@@ -82,6 +82,43 @@ class RequestLimit(HttpMiddleware):
         return ApiError(429, "rate_limit_error", "too_many_requests", message, retry_after_s=wait_s)
 
 
+class KeyLimits(HttpMiddleware):
+    """Hold requests for a model to the limits of their API key (429), tell clients the limits, and count the usage.
+
+    Limited are POST requests of routes that need a model. A refused request costs nothing.
+    """
+
+    def __init__(self, app: ASGIApp, service: Server) -> None:
+        super().__init__(app)
+        self._accounts = service.kept.key_accounts
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        context, facts = RequestContext.of(scope), facts_of(scope)
+        account = context.account
+        if account is None or scope["method"] != "POST" or facts is None or facts.model != "required":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_limits(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *account.headers()]
+            await send(message)
+
+        try:
+            account.check()
+        except ApiException as refused:
+            await error_response(refused.api_error, scope, _CLOSE)(scope, receive, send_with_limits)
+            return
+        account.num_in_flight += 1
+        account.usage.requests += 1
+        try:
+            await self._app(scope, receive, send_with_limits)
+        finally:
+            account.num_in_flight -= 1
+            context.settle()
+            self._accounts.save_soon()
+
+
 class BodyReader(HttpMiddleware):
     """Read request bodies whole before the application runs; their bytes stay reserved until the response is complete.
 

@@ -17,7 +17,7 @@ from paceline.server.flags import DiskFiles, resolve
 from paceline.server.flags.resolution import _FLAGS_ELSEWHERE, unescaped
 from paceline.server.flags.setters import spec_type_names
 from paceline.server.flags.table import BY_NAME, ENV_NAMES, FLAGS
-from paceline.server.settings import ServerSettings
+from paceline.server.settings import ApiKey, ServerSettings
 from paceline.speculation.drafters.ngram import NgramDrafter
 from paceline.speculation.named_drafter import resolve_drafter
 
@@ -547,6 +547,57 @@ def test_a_line_of_the_tenants_file_without_both_is_refused_unseen(line: str) ->
     assert (
         refusal("--tenant-key-file", "t", files={"t": f"{line}\n"}) == "--tenant-key-file: key 1 of t is not TENANT:KEY"
     )
+
+
+LIMITED = """
+[[keys]]
+key = "one"
+tenant = "library"
+name = "ci"
+weight = 2
+tokens_per_minute = 60_000
+max_requests = 8
+tokens_per_day = 2_000_000
+
+[[keys]]
+key = "two"
+"""
+
+
+def test_a_toml_file_has_limits_and_weights_of_keys() -> None:
+    """A key without a tenant is the operator's."""
+    found = resolved("--tenant-key-file", "t.toml", files={"t.toml": LIMITED})
+    assert found.settings.api_keys == (
+        ApiKey(
+            secret="one",
+            tenant="library",
+            name="ci",
+            weight=2.0,
+            tokens_per_minute=60_000,
+            max_requests=8,
+            tokens_per_day=2_000_000,
+        ),
+        ApiKey(secret="two"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("key = hidden", "is not valid TOML"),
+        ("[[keys]]\ntenant = 'a'", "missing required field `key`"),
+        ("[[keys]]\nkey = 'hidden'\nweight = 0", "weight"),
+        ("[[keys]]\nkey = 'hidden'\ntokens = 1", "unknown field `tokens`"),
+        ("[[keys]]\nkey = 'hidden'\nmax_requests = 0", "max_requests"),
+        ("[[keys]]\nkey = 'hidden'\n[[keys]]\nkey = 'hidden'\nmax_requests = 1", "given twice"),
+        ("[[keys]]\nkey = 'hidden'\ntenant = 'a'\n[[keys]]\nkey = 'x'\ntenant = 'a'\nweight = 2", "one weight"),
+        ("", "has no key"),
+    ],
+)
+def test_a_wrong_toml_file_of_keys_is_refused_unseen(text: str, message: str) -> None:
+    """The error names the field, and no key."""
+    found = refusal("--tenant-key-file", "t.toml", files={"t.toml": text})
+    assert message in found and "hidden" not in found
 
 
 @pytest.mark.parametrize("secret", ["hidd\u00e9n", "hid\x07den", "hid\udcffden", "hid\nden", "hid" * 50_000])

@@ -297,6 +297,7 @@ EXAMPLES: dict[str, tuple[list[str], dict[str, Any]]] = {  # what is given, and 
     "--api-key": (["a,b"], {"server.api_keys": (ApiKey(secret="a"), ApiKey(secret="b"))}),
     "--api-key-file": (["keys"], {"server.api_keys": (ApiKey(secret="one:two"), ApiKey(secret="three"))}),
     "--tenant-key-file": (["tenants"], {"server.api_keys": (ApiKey(secret="one:two", tenant="acme"),)}),
+    "--metrics-per-key": ([], {"server.metrics_per_key": True}),
     "--prefill-assistant": ([], {"server.prefill_assistant": True}),
     "--reasoning-format": (["none"], {"server.reasoning_format": "none"}),
     "--skip-chat-parsing": ([], {"server.skip_chat_parsing": True}),

@@ -1,0 +1,121 @@
+"""Limits of API keys over HTTP: 429 with its headers, and the usage of each key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from tests.server.conftest import DEMO_ENGINE
+from tests.server.running import RunningServer
+
+from paceline.server.settings import ApiKey, ServerSettings
+
+pytestmark = pytest.mark.native
+
+KEYS = (
+    ApiKey(secret="free", tenant="a", name="free"),
+    ApiKey(secret="slow", tenant="a", name="slow", tokens_per_minute=30),
+    ApiKey(secret="day", tenant="b", weight=3, tokens_per_day=20),
+    ApiKey(secret="none", tenant="b", weight=3, name="none", max_requests=1),
+    ApiKey(secret="op"),
+)
+PROMPT = [1] * 20
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    settings = ServerSettings(engine_options=DEMO_ENGINE, api_keys=KEYS, metrics_per_key=True)
+    with RunningServer(settings) as running:
+        yield running
+
+
+def complete(server: RunningServer, key: str, path: str = "/v1/completions", **body: Any) -> httpx.Response:
+    asked = {"prompt": PROMPT, "max_tokens": 4, "ignore_eos": True, "cache_salt": key, **body}
+    return httpx.post(server.url + path, json=asked, headers={"authorization": f"Bearer {key}"}, timeout=60)
+
+
+def usage(server: RunningServer, key: str) -> dict[str, dict[str, Any]]:
+    response = httpx.get(f"{server.url}/v1/usage", headers={"authorization": f"Bearer {key}"}, timeout=60)
+    return {entry["key"]: entry for entry in response.json()["data"]}
+
+
+def test_tokens_per_minute_end_in_429_with_the_headers_of_openai(server: RunningServer) -> None:
+    """A stream is charged as a whole response is. A refused request is in no count, and other keys go on."""
+    first = complete(server, "slow")
+    assert first.status_code == 200
+    assert first.headers["x-ratelimit-limit-tokens"] == "30"
+    assert int(first.headers["x-ratelimit-remaining-tokens"]) <= 10
+    refused = complete(server, "slow")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert 1 <= int(refused.headers["retry-after"]) <= 30
+    assert refused.headers["x-ratelimit-remaining-tokens"].isdigit()
+    assert refused.headers["x-ratelimit-reset-tokens"].endswith("s")
+    entry = usage(server, "slow")["slow"]
+    assert (entry["prompt_tokens"], entry["completion_tokens"], entry["tokens_today"]) == (20, 4, 24)
+    assert "x-ratelimit-limit-tokens" not in complete(server, "free").headers
+
+
+def test_cached_tokens_cost_nothing_and_are_counted(server: RunningServer) -> None:
+    """A second equal prompt is charged for the tokens that were computed."""
+    before = usage(server, "free")["free"]
+    for _ in range(2):
+        assert complete(server, "free", cache_salt="twice").status_code == 200
+    after = usage(server, "free")["free"]
+    assert after["cached_tokens"] - before["cached_tokens"] == 19
+    assert after["prompt_tokens"] - before["prompt_tokens"] == 40
+    assert after["tokens_today"] - before["tokens_today"] == 20 + 4 + 1 + 4
+    assert after["requests"] - before["requests"] == 2
+
+
+def test_the_budget_of_a_day(server: RunningServer) -> None:
+    """Streamed tokens and those of embeddings count; routes that compute nothing stay open."""
+    with httpx.stream(
+        "POST",
+        f"{server.url}/v1/completions",
+        json={"prompt": PROMPT, "max_tokens": 3, "ignore_eos": True, "stream": True, "cache_salt": "day"},
+        headers={"authorization": "Bearer day"},
+        timeout=60,
+    ) as response:
+        assert response.status_code == 200
+        assert "x-ratelimit-limit-tokens" not in response.headers
+        response.read()
+    refused = complete(server, "day")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "insufficient_quota")
+    assert int(refused.headers["retry-after"]) <= 86_400
+    (entry,) = usage(server, "day").values()
+    assert entry["tokens_today"] == 23
+    assert (entry["tenant"], entry["limits"]["weight"]) == ("b", 3)
+    models = httpx.get(f"{server.url}/v1/models", headers={"authorization": "Bearer day"}, timeout=60)
+    assert models.status_code == 200
+
+
+def test_requests_at_once(server: RunningServer) -> None:
+    """While one of them is read a further one is refused; the place is free when the response has ended."""
+    asked = {"prompt": PROMPT, "max_tokens": 400, "ignore_eos": True, "stream": True}
+    headers = {"authorization": "Bearer none"}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=asked, headers=headers, timeout=60) as response:
+        assert response.headers["x-ratelimit-remaining-requests"] == "0"
+        refused = complete(server, "none")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_requests")
+        response.read()
+    assert usage(server, "none")["none"]["requests_in_flight"] == 0
+    assert complete(server, "none").status_code == 200
+
+
+def test_an_operator_sees_all_keys_and_a_tenants_key_itself(server: RunningServer) -> None:
+    """The metrics have the names as a label, as the server was started with --metrics-per-key."""
+    assert len(usage(server, "op")) == len(KEYS)
+    assert list(usage(server, "slow")) == ["slow"]
+    text = httpx.get(f"{server.url}/metrics", headers={"authorization": "Bearer op"}, timeout=60).text
+    assert 'paceline_key_tokens_total{key="free",kind="prompt"}' in text
+
+
+def test_without_keys_there_is_no_usage(world: Any) -> None:
+    """Nor headers, nor metrics of keys."""
+    with world.client() as client:
+        assert client.get("/v1/usage").json() == {"object": "list", "data": []}
+        response = client.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 1})
+        assert not [name for name in response.headers if name.startswith("x-ratelimit")]
+        assert "paceline_key_" not in client.get("/metrics").text
