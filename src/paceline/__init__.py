@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from paceline.chat_client.chat_streams import AsyncChatStream, ChatStream
     from paceline.chat_client.conversations import AsyncConversation, Conversation
     from paceline.chat_client.function_tools import FunctionTool
+    from paceline.chat_client.request_batch import BatchResult
     from paceline.demo import demo_draft_model_path, demo_model_path, demo_vision_model_path
     from paceline.engine.memory_needs import estimate_memory
     from paceline.llm import LLM
@@ -114,6 +115,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "paceline.chat_client.chat_streams": ("AsyncChatStream", "ChatStream"),
     "paceline.chat_client.conversations": ("AsyncConversation", "Conversation"),
     "paceline.chat_client.function_tools": ("FunctionTool",),
+    "paceline.chat_client.request_batch": ("BatchResult",),
     "paceline.demo": ("demo_draft_model_path", "demo_model_path", "demo_vision_model_path"),
     "paceline.engine.memory_needs": ("estimate_memory",),
     "paceline.llm": ("LLM",),
@@ -185,6 +187,7 @@ __all__ = [  # noqa: RUF022 - sorted as sorted() does
     "Audio",
     "BatchDrafter",
     "BatchError",
+    "BatchResult",
     "BatchStrategy",
     "BatchStream",
     "CallGrammar",

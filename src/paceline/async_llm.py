@@ -10,14 +10,16 @@ import asyncio
 import contextvars
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import aclosing
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
 from paceline import validation
-from paceline.chat_client.chat_methods import AsyncChatMethods
+from paceline.chat_client.chat_methods import AsyncChatMethods, is_batch_of_chats
+from paceline.chat_client.request_batch import BatchRequest, BatchResult, GivenRequest, Reply, run_requests_async
 from paceline.config import EngineConfig
 from paceline.engine.arguments import (
     GenerateKeywords,
@@ -44,6 +46,7 @@ from paceline.engine.results import (
     waits,
 )
 from paceline.engine.scoring import checked_normalization, decision, scoring_call
+from paceline.errors import InvalidType
 from paceline.keywords import (
     EmbedKeywords,
     IntArray,
@@ -164,6 +167,31 @@ class AsyncLLM(StreamMethods[AsyncStream, AsyncBatchStream], AsyncChatMethods):
             return batch_outcome(await batch.run(list(zip(prompt, arguments, strict=True))))
         request = await asyncio.to_thread(engine.prepare, prompt, *sort(params))
         return await collect_async(engine.accept(request, waits=waits(engine)))
+
+    async def batch(
+        self, requests: Iterable[BatchRequest] | AsyncIterable[BatchRequest]
+    ) -> AsyncGenerator[BatchResult, None]:
+        """Run requests as `LLM.batch` does; they may come from an async iterable.
+
+        A loop that is left early cancels the requests once its iterator is closed: `async with contextlib.aclosing(...)` does
+        so at once.
+        """
+
+        async def reply_to(request: GivenRequest) -> Reply:
+            subject, options = request.subject, request.options
+            if is_batch_of_chats(subject) if request.is_chat else is_batch(subject):
+                raise InvalidType(
+                    "a request of a batch has one prompt or conversation; make a request of each of several"
+                )
+            reply: Reply = await (
+                self.chat(subject, **options) if request.is_chat else self.generate(subject, **options)
+            )
+            return reply
+
+        engine = await self._engine()
+        async with aclosing(run_requests_async(engine, requests, reply_to)) as results:
+            async for result in results:
+                yield result
 
     def _stream_one(
         self, prompt: Any, params: Any, channel: StreamChannel | None, options: Mapping[str, Any], index: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar, Unpack, overload
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar, Unpack
 from paceline import validation
 from paceline.chat_client.chat_arguments import ChatFormats
 from paceline.chat_client.chat_methods import ChatMethods
+from paceline.chat_client.request_batch import BatchCall, BatchRequest, BatchResult, GivenRequest, run_requests
 from paceline.config import EngineConfig
 from paceline.engine.arguments import (
     METHODS_ELSEWHERE,
@@ -42,6 +43,7 @@ from paceline.engine.results import (
     waits,
 )
 from paceline.engine.scoring import checked_normalization, decision, scoring_call
+from paceline.errors import InvalidType
 from paceline.keywords import (
     EmbedKeywords,
     IntArray,
@@ -331,6 +333,40 @@ class LLM(StreamMethods[Stream, BatchStream], ChatMethods):
                 return batch_outcome(batch.run(list(zip(prompt, arguments, strict=True))))
         request = engine.prepare(prompt, *sort(params))
         return collect(engine.accept(request, waits=waits(engine)))
+
+    def batch(self, requests: Iterable[BatchRequest]) -> Iterator[BatchResult]:
+        """Run requests of any number, and yield the result of each when it is there.
+
+        The iterable is read as far as keeps the slots busy, so it may be a generator over a file of any size. Leaving the loop
+        cancels the requests that run. Put requests with a common prefix side by side.
+
+            for result in llm.batch({"custom_id": line, "prompt": line, "max_tokens": 20} for line in file):
+                print(result.custom_id, result.unless_failed().text)
+
+        Args:
+            requests: Prompts, as `generate` takes one; or mappings with `prompt` and keywords of `generate`, or with
+                `messages` and keywords of `chat`, and perhaps a `custom_id`, a text that the result has, too.
+
+        Returns:
+            An iterator over a result for each request, with its place, in the order in which they end. A request that is refused
+                or fails has an `error`, and the others go on.
+
+        Raises:
+            EngineStopped: The engine accepts no requests any more; as the errors of the iterable, by the iterator.
+        """
+        engine = self._engine
+
+        def begin(request: GivenRequest) -> BatchCall:
+            options = request.options
+            params = options.pop("params", None)
+            if request.is_chat:
+                return self._open_chat(request.subject, params, options)
+            if is_batch(request.subject):
+                raise InvalidType("prompt: a request of a batch has one prompt; make a request of each of several")
+            arguments = collected_arguments(engine.sampling_defaults, params, options)
+            return BatchCall(lambda engine: engine.prepare(request.subject, *arguments), lambda completion: completion)
+
+        return run_requests(engine, requests, begin)
 
     def _stream_one(
         self, prompt: Any, params: Any, channel: StreamChannel | None, options: Mapping[str, Any], index: int

@@ -12,6 +12,7 @@ from tests.native.architecture_files import documented_classes, known_architectu
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = (
+    "guide/batches.md",
     "guide/chat.md",
     "guide/continuous_batching.md",
     "guide/embeddings.md",

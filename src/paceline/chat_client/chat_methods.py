@@ -21,6 +21,7 @@ from paceline.chat_client.chat_arguments import (
 )
 from paceline.chat_client.chat_call import ChatAssembly, ChatCall, ChatReply
 from paceline.chat_client.chat_streams import AsyncChatStream, ChatStream
+from paceline.chat_client.request_batch import BatchCall
 from paceline.engine.arguments import batch_arguments, checked_index, given_options
 from paceline.engine.client import EngineClient
 from paceline.engine.results import AsyncBatch, Batch, Outcome, batch_outcome, checked_progress, progress_bar, waits
@@ -28,6 +29,7 @@ from paceline.errors import InvalidParams, InvalidType, PacelineError
 from paceline.params import SamplingParams
 from paceline.runtime import Model
 from paceline.streaming import AsyncStream, Stream, StreamChannel
+from paceline.streaming.chunk import Completion
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm  # known to type checkers without the package
@@ -208,6 +210,23 @@ class ChatMethods:
         if isinstance(outcome, PacelineError):
             raise outcome
         return outcome
+
+    def _open_chat(self, messages: object, params: SamplingParams | None, options: Mapping[str, Any]) -> BatchCall:
+        """Return a chat of a batch. Raises as `chat`."""
+        if is_batch_of_chats(messages):
+            raise InvalidType("messages: a request of a batch has one conversation; make a request of each of several")
+        call = self._begin(messages, params, options)
+
+        def read(completion: Completion) -> ChatReply[Any] | None:
+            found = _read(call, completion, 0)
+            if isinstance(found, tuple):
+                call.add_results([(tool_call, call.toolbox.run(tool_call)) for tool_call in found])
+                return None
+            if isinstance(found, PacelineError):
+                raise found
+            return found
+
+        return BatchCall(call.prepare, read)
 
     def _stream(
         self, call: ChatCall, index: int = 0, on_end: Callable[[ChatCall], object] = lambda _: None
