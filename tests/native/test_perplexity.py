@@ -11,8 +11,11 @@ from typer.testing import CliRunner
 
 from paceline import LLM, Model, demo_model_path
 from paceline.cli.app import build_app
-from paceline.cli.perplexity import windows_of
+from paceline.cli.endings import StopSignal
+from paceline.cli.perplexity import scored_windows, windows_of
 from paceline.errors import InvalidParams
+from paceline.observability.metrics import Instrument
+from paceline.scheduling.records import EndRecord
 
 pytestmark = pytest.mark.native
 
@@ -48,6 +51,43 @@ def test_figures_are_those_of_scored_prompts(tmp_path: Path, stride: int | None,
     assert math.log(found["perplexity"]) == pytest.approx(mean, abs=1e-2)
     assert found["bits_per_token"] == pytest.approx(mean / math.log(2), abs=1e-2)
     assert found["bits_per_byte"] == pytest.approx(-sum(scored) / math.log(2) / num_bytes, abs=1e-2)
+
+
+class StopAfter(Instrument):
+    """Requests a stop when so many requests have ended."""
+
+    def __init__(self, number: int, stop: StopSignal) -> None:
+        self._left, self._stop = number, stop
+
+    def request_ended(self, record: EndRecord) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self._stop.request()
+
+
+def test_a_stop_keeps_the_windows_that_have_ended() -> None:
+    """With the log-probabilities and the bytes of these windows; later ones are not computed."""
+    stop = StopSignal()
+    with LLM(num_slots=1, n_ctx=256, instruments=(StopAfter(3, stop),)) as llm:
+        windows = windows_of(llm.tokenizer, TEXT * 4, 64, None)
+        found = list(scored_windows(llm, windows, stop))
+        whole = list(scored_windows(llm, windows, StopSignal()))
+    assert 3 <= len(found) < len(whole) == len(windows.token_ids)
+    assert [num_bytes for _, num_bytes in found] == windows.num_bytes[: len(found)]
+    for (logprobs, _), (expected, _) in zip(found, whole, strict=False):
+        assert logprobs == pytest.approx(expected, abs=1e-2)
+
+
+def test_windows_are_told_as_they_end() -> None:
+    """The first one while later ones are still queued."""
+    stop = StopSignal()
+    with LLM(num_slots=1, n_ctx=256) as llm:
+        windows = windows_of(llm.tokenizer, TEXT * 4, 64, None)
+        scored = scored_windows(llm, windows, stop)
+        next(scored)
+        assert llm.stats().queued > 0
+        stop.request()
+        assert len(list(scored)) < len(windows.token_ids) - 1
 
 
 def test_a_text_that_fills_no_window_is_refused() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -19,6 +21,7 @@ from paceline.errors import EngineError, InvalidParams
 if TYPE_CHECKING:
     from paceline.llm import LLM
     from paceline.runtime import Tokenizer
+    from paceline.streaming import Stream
 
 _CELLS: Final = 256  # by which llama.cpp rounds contexts up
 _AT_ONCE: Final = 32  # windows that are queued together
@@ -31,35 +34,33 @@ class Windows:
     Attributes:
         token_ids: Token ids of each window.
         first_scored: Index of the first scored token in a window.
-        num_bytes: Bytes of all scored tokens.
+        num_bytes: Bytes of each window's scored tokens.
     """
 
     token_ids: list[list[int]]
     first_scored: int
-    num_bytes: int
-
-    @property
-    def num_scored(self) -> int:
-        """Number of scored tokens in all windows."""
-        return sum(len(window) - self.first_scored for window in self.token_ids)
+    num_bytes: list[int]
 
 
 @dataclass(slots=True)
 class TextLikelihood:
-    """Sums over the scored tokens: their number, their negative log-probabilities in nats, and the squares of these."""
+    """Sums over the scored tokens: their number, bytes, negative log-probabilities in nats, and the squares of these."""
 
     num_tokens: int = 0
+    num_bytes: int = 0
     total: float = 0.0
     squares: float = 0.0
 
-    def add(self, logprob: float) -> None:
-        """Count a token."""
-        self.num_tokens += 1
-        self.total -= logprob
-        self.squares += logprob * logprob
+    def add(self, logprobs: Sequence[float], num_bytes: int) -> None:
+        """Count the scored tokens of a window."""
+        self.num_tokens += len(logprobs)
+        self.num_bytes += num_bytes
+        for logprob in logprobs:
+            self.total -= logprob
+            self.squares += logprob * logprob
 
-    def record(self, num_bytes: int) -> dict[str, Any]:
-        """Return the figures. num_bytes: of the scored tokens."""
+    def record(self) -> dict[str, Any]:
+        """Return the figures."""
         mean = self.total / self.num_tokens
         variance = max(0.0, self.squares / self.num_tokens - mean * mean)
         perplexity = math.exp(mean) if mean < 700 else math.inf  # beyond a float
@@ -68,9 +69,9 @@ class TextLikelihood:
             "perplexity": perplexity,
             "perplexity_error": perplexity * error,
             "bits_per_token": mean / math.log(2),
-            "bits_per_byte": self.total / math.log(2) / max(1, num_bytes),
+            "bits_per_byte": self.total / math.log(2) / max(1, self.num_bytes),
             "scored_tokens": self.num_tokens,
-            "scored_bytes": num_bytes,
+            "scored_bytes": self.num_bytes,
         }
 
 
@@ -134,14 +135,11 @@ def perplexity(
             progress_bar(len(windows.token_ids), not quiet) as advance,
         ):
             likelihood = TextLikelihood()
-            for logprobs in _scored(llm, windows, stop):
-                for logprob in logprobs:
-                    likelihood.add(logprob)
+            for logprobs, num_bytes in scored_windows(llm, windows, stop):
+                likelihood.add(logprobs, num_bytes)
                 advance()
         if likelihood.num_tokens:
-            is_whole = likelihood.num_tokens == windows.num_scored
-            part = windows.num_bytes * likelihood.num_tokens / windows.num_scored
-            _show(likelihood.record(windows.num_bytes if is_whole else round(part)), as_json=as_json)
+            _show(likelihood.record(), as_json=as_json)
 
     run(work)
 
@@ -157,31 +155,42 @@ def windows_of(tokenizer: Tokenizer, text: str, ctx_size: int, stride: int | Non
     starts = range(0, len(ids) - ctx_size + 1, ctx_size if stride is None else stride)
     first_scored = ctx_size // 2 + 1 if stride is None else ctx_size - stride
     parts = [ids[start : start + ctx_size] for start in starts]
-    num_bytes = sum(len(tokenizer.token_bytes(token)) for part in parts for token in part[first_scored:])
+    num_bytes = [len(tokenizer.decode_bytes(part[first_scored:], special=True)) for part in parts]
     return Windows([begin + part[len(begin) :] for part in parts], first_scored, num_bytes)
 
 
-def _scored(llm: LLM, windows: Windows, stop: StopSignal) -> Iterator[Sequence[float]]:
-    """Yield the log-probabilities of each window's scored tokens, until a stop is requested."""
-    for start in range(0, len(windows.token_ids), _AT_ONCE):
-        with (
-            llm.stream(
-                windows.token_ids[start : start + _AT_ONCE],
-                max_tokens=0,
-                prompt_logprobs=0,
-                prompt_logprobs_start=windows.first_scored,
-                cache_prompt=False,
-            ) as streams,
-            stop.aborting(streams.cancel),
-        ):
-            completions = streams.collect()
-        for completion in completions:
-            scored = completion.prompt_logprobs or ()
-            if stop.requested:
+def scored_windows(llm: LLM, windows: Windows, stop: StopSignal) -> Iterator[tuple[Sequence[float], int]]:
+    """Yield the log-probabilities of each window's scored tokens, and their bytes, as windows end.
+
+    After a requested stop, only windows that had ended before are left to yield.
+    """
+    running: deque[tuple[Stream, int]] = deque()
+    waiting = iter(zip(windows.token_ids, windows.num_bytes, strict=True))
+
+    def cancel() -> None:
+        for stream, _ in tuple(running):
+            stream.cancel()
+
+    def start(window: list[int]) -> Stream:
+        return llm.stream(
+            window, max_tokens=0, prompt_logprobs=0, prompt_logprobs_start=windows.first_scored, cache_prompt=False
+        )
+
+    with stop.aborting(cancel):
+        while True:
+            num_free = 0 if stop.requested else _AT_ONCE - len(running)
+            running.extend((start(window), num_bytes) for window, num_bytes in islice(waiting, num_free))
+            if not running:
                 return
-            if len(scored) != len(completion.prompt_token_ids) - windows.first_scored:
+            stream, num_bytes = running[0]
+            with stream:
+                completion = stream.collect()
+            running.popleft()
+            scored = completion.prompt_logprobs or ()
+            if len(scored) == len(completion.prompt_token_ids) - windows.first_scored:
+                yield [token.own for token in scored], num_bytes
+            elif not stop.requested:
                 raise EngineError(f"a window ended after {len(scored)} tokens: {completion.finish_reason}")
-            yield [token.own for token in scored]
 
 
 def _show(record: dict[str, Any], *, as_json: bool) -> None:
