@@ -465,14 +465,14 @@ class LLM(StreamMethods[Stream, BatchStream], ChatMethods):
     ) -> list[ChoiceScore]:
         """Return the log-likelihood of each of several choices after a prompt, from one shared prefix.
 
-        Prompt and choice are encoded as one text. The prefix that all choices share is computed once; its scored remainder, if a
-        choice's first token begins with the end of the prompt, is part of every score.
+        Prompt and choice are encoded as one text. The prefix that all choices share is computed once, or with each choice if
+        cache_prompt is off. If a choice's first token begins with the end of the prompt, this end is part of every score.
 
         Args:
             prompt: A text, or token ids.
             choices: Continuations, texts or token ids as the prompt is; none of them is empty.
-            **options: priority, queue_timeout_s, timeout_s, request_id, lora, add_special, parse_special, cache_prompt, tenant
-                and cache_salt of `RequestOptions`.
+            **options: priority, queue_timeout_s, timeout_s (of the whole call), request_id, lora, add_special, parse_special,
+                cache_prompt, tenant and cache_salt of `RequestOptions`.
 
         Returns:
             One score per choice, in order.
@@ -480,9 +480,9 @@ class LLM(StreamMethods[Stream, BatchStream], ChatMethods):
         Raises:
             InvalidParams: A choice is empty, or the prompt has no token before the first choice.
             PromptTooLong: The prompt with the longest choice does not fit the context; nothing is computed then.
-            QueueFull: The queue is full, and `when_full` is "refuse".
             EngineStopped: The engine accepts no requests any more.
-            BatchError: Some choices failed or ran out of time; `outcomes` has the completion or the error of each.
+            BatchError: Some choices failed, ran out of time or, if `when_full` is "refuse", found the queue full; `outcomes`
+                has the completion or the error of each.
         """
         return scoring_call(self._engine, prompt, choices, options).result()
 
@@ -510,9 +510,9 @@ class LLM(StreamMethods[Stream, BatchStream], ChatMethods):
         Raises:
             InvalidParams: As in `score`, or length_normalization is unknown.
             PromptTooLong: The prompt with the longest choice does not fit the context; nothing is computed then.
-            QueueFull: The queue is full, and `when_full` is "refuse".
             EngineStopped: The engine accepts no requests any more.
-            BatchError: Some choices failed or ran out of time; `outcomes` has the completion or the error of each.
+            BatchError: Some choices failed, ran out of time or, if `when_full` is "refuse", found the queue full; `outcomes`
+                has the completion or the error of each.
         """
         by = checked_normalization(length_normalization)
         return decision(choices, scoring_call(self._engine, prompt, choices, options).result(), by)

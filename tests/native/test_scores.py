@@ -14,7 +14,16 @@ from tests.native.conftest import TinyModels
 from tests.polling import async_wait_until
 
 from paceline import LLM, AsyncLLM, ChoiceScore
-from paceline.errors import BatchError, DeadlineExceeded, InvalidParams, InvalidType, PromptTooLong, Unsupported
+from paceline.errors import (
+    BatchError,
+    DeadlineExceeded,
+    EngineStopped,
+    InvalidParams,
+    InvalidType,
+    PromptTooLong,
+    QueueFull,
+    Unsupported,
+)
 from paceline.observability.metrics import Instrument
 from paceline.scheduling.records import TickRecord
 
@@ -74,6 +83,26 @@ def test_the_shared_prefix_is_computed_once() -> None:
         again = llm.score(prompt, choices[:1])
         assert load.num_tokens == num_shared - 1 + sum(len(score.token_ids) for score in [*scores, *again])
     assert len({score.token_ids for score in scores}) == 50
+
+
+def test_bytes_of_token_ids_are_those_of_the_tokens(llm: LLM) -> None:
+    """A choice may begin or end in the middle of a character."""
+    (part, *_) = llm.tokenizer.encode("日", add_special=False)[-1:]
+    scores = llm.score(llm.tokenizer.encode(PROMPT), [[part], [part, part]])
+    size = len(llm.tokenizer.token_bytes(part))
+    assert len(b"\xef\xbf\xbd") != size
+    assert [score.num_bytes for score in scores] == [size, 2 * size]
+
+
+def test_a_full_queue_and_a_closed_engine_are_errors() -> None:
+    """The refused choices are in the error of the batch; a closed engine says so before the prompt is encoded."""
+    with LLM(**{**OPTIONS, "num_slots": 1}, max_queue=0, when_full="refuse") as llm:
+        with llm.stream("The sun", max_tokens=1000, ignore_eos=True), pytest.raises(BatchError) as caught:
+            llm.score(PROMPT, CHOICES)
+        assert [type(outcome) for outcome in caught.value.outcomes] == [QueueFull] * len(CHOICES)
+    for call in (lambda: llm.score(PROMPT, CHOICES), lambda: llm.decide(PROMPT, CHOICES)):
+        with pytest.raises(EngineStopped):
+            call()
 
 
 def test_a_greedy_choice_is_what_the_model_generates(llm: LLM) -> None:

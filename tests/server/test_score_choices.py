@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -12,6 +13,7 @@ from tests.exact import EXACT
 from tests.server.running import RunningServer
 
 from paceline import LLM
+from paceline.errors import DecodeError
 from paceline.server.settings import ServerSettings
 
 pytestmark = pytest.mark.native
@@ -79,3 +81,49 @@ def test_wrong_bodies_are_refused(client: httpx.Client, body: dict[str, Any], pa
     response = client.post("/v1/score_choices", json={"prompt": PROMPT, **body})
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == param, response.text
+
+
+def test_a_long_call_leaves_room_to_others(worlds: Any) -> None:
+    """It has as many open choices as there are slots, and the queue is for other clients meanwhile."""
+    world = worlds(num_slots=2, max_queue=4)
+    engine = world.engine
+    accept, num_open = engine.accept, []
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        channel = accept(*arguments, **options)
+        num_open.append(engine.num_open)
+        return channel
+
+    engine.accept = counted
+    engine.backend.hold()
+    with ThreadPoolExecutor() as pool:
+        call = pool.submit(
+            world.client.post,
+            "/v1/score_choices",
+            json={"prompt": "one", "choices": [f" {number}" for number in range(40)]},
+        )
+        world.server.until(lambda: engine.num_open == 2)
+        other = pool.submit(world.post, prompts=["two"])
+        world.server.until(lambda: engine.num_open == 3)
+        assert world.client.get("/health/ready").status_code == 200
+        engine.backend.gate.set()
+        assert (call.result().status_code, other.result().status_code) == (200, 200)
+    assert len(num_open) == 41
+    assert max(num_open) == 3
+
+
+def test_a_choice_that_fails_ends_the_call(worlds: Any) -> None:
+    """No other choice is begun after it."""
+    world = worlds(num_slots=2, max_queue=4)
+    accept, accepted = world.engine.accept, []
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        accepted.append(arguments)
+        return accept(*arguments, **options)
+
+    world.engine.accept = counted
+    world.engine.faults.next_passes.extend(DecodeError("broken") for _ in range(8))
+    response = world.client.post("/v1/score_choices", json={"prompt": "one", "choices": [" a"] * 40})
+    assert response.status_code == 500, response.text
+    assert len(accepted) < 10
+    world.server.until(lambda: world.engine.num_open == 0)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import pytest
 from tests.server.running import RunningServer
 from tests.server.world import World
 
-from paceline.server.in_flight import MAX_TEXT_BYTES, TurnQueue
+from paceline.server.in_flight import MAX_TEXT_BYTES, TurnQueue, while_wanted
+from paceline.server.running_request import run_in_turn
 
 LARGE = "x" * 100_000
 CELLS = {"num_cells": 200_000}
@@ -154,6 +158,52 @@ def test_a_client_that_leaves_ends_the_tokenising_of_its_prompts(worlds: Any) ->
     world.server.do(world.server.service.in_flight.wait_idle())
     assert tokenised.sizes == [len(LARGE)]
     wait_for_waiting(world, 0)
+
+
+def test_a_client_that_leaves_ends_the_tokenising_of_its_choices(worlds: Any) -> None:
+    """A prompt is long if it is long with all of its choices, each of which has it again."""
+    world = worlds(**CELLS)
+    tokenised = Tokenised(world)
+    tokenised.gate.clear()
+    prompt = "x" * 10_000
+    connection = world.server.raw("POST", "/v1/score_choices", {"prompt": prompt, "choices": ["a"] * 300})
+    assert tokenised.begun.wait(60)
+    connection.close()
+    world.server.until(lambda: is_disconnected(world))
+    assert world.server.call(lambda: queue_of(world).enter("another", MAX_TEXT_BYTES).done()) is False
+    tokenised.gate.set()
+    world.server.do(world.server.service.in_flight.wait_idle())
+    assert tokenised.sizes == [len(prompt)]
+
+
+def test_a_cancelled_task_ends_the_tokenising_without_a_report() -> None:
+    """As at the end of the server: after the text that is being tokenised."""
+    begun, gate, done = threading.Event(), threading.Event(), list[int]()
+    reports: list[Any] = []
+
+    def tokenise() -> None:
+        for number in while_wanted(range(3)):
+            begun.set()
+            assert gate.wait(60)
+            done.append(number)
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, report: reports.append(report))
+        request: Any = SimpleNamespace(scope={}, receive=asyncio.Event().wait)
+        task = asyncio.create_task(run_in_turn(cast(Any, None), request, tokenise, {}))
+        await asyncio.to_thread(begun.wait, 60)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        gate.set()
+        await asyncio.get_running_loop().shutdown_default_executor()
+        del task
+        gc.collect()
+        await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert done == [0]
+    assert reports == []
 
 
 def test_a_request_whose_text_is_known_by_its_ids_needs_no_turn(worlds: Any) -> None:

@@ -107,7 +107,7 @@ class EngineClient(ABC):
 
     def prepare(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Request:
         """Check and tokenise a request for text; `accept` starts it. Raises `RequestError`s."""
-        self._check_usable()
+        self.check_usable()
         return self._text_requests.prepare(prompt, params, options)
 
     def accept(
@@ -160,7 +160,7 @@ class EngineClient(ABC):
         Segments with media become a `ComposedPrompt`; its length is its number of tokens and cells. Raises `InvalidParams`,
         `PromptTooLong` without truncate, and `Unsupported` for media that the model does not take.
         """
-        self._check_usable()
+        self.check_usable()
         longest, measure = self.limits.max_embedding_tokens, self._text_requests.measure
         return embeddable(texts, self.tokenizer, options, longest, measure)
 
@@ -170,7 +170,7 @@ class EngineClient(ABC):
         Raises `InvalidParams`, `PromptTooLong` if a pair does not fit, and `Unsupported` for a classification model of several
         classes.
         """
-        self._check_usable()
+        self.check_usable()
         return all_pairs(self.model, query, documents, self.limits.max_embedding_tokens, options.truncate)
 
     def rerank(
@@ -185,7 +185,7 @@ class EngineClient(ABC):
     def _embed_prompts(
         self, prompts: Sequence[EmbeddingPrompt], pooling: str | None, options: RequestOptions, *, waits: bool
     ) -> Future[list[Any]]:
-        self._check_usable()
+        self.check_usable()
         if not prompts:
             done: Future[list[Any]] = Future()
             done.set_result([])
@@ -219,7 +219,7 @@ class EngineClient(ABC):
         Waits for the file to be read, so never call it on an event loop. Raises `AdapterError`, and `InvalidParams` for a name
         that is taken.
         """
-        self._check_usable()
+        self.check_usable()
         file = validation.path("path", path).absolute()
         in_place = validation.boolean("in_place", in_place, default=False)
         key = self._adapters.begin(name, in_place=in_place)
@@ -240,7 +240,7 @@ class EngineClient(ABC):
         Never call it on an event loop. Raises `AdapterNotFound`, and `AdapterInUse` if requests are still open after timeout_s;
         then the adapter stays.
         """
-        self._check_usable()
+        self.check_usable()
         if timeout_s is not None:
             timeout_s = validation.number("timeout_s", timeout_s, 0, 1e9)
         adapter = self._adapters.find(validation.text("name", name))
@@ -279,7 +279,7 @@ class EngineClient(ABC):
 
     def save_prefix(self, name: str, prompt: Prompt | KeyedPrompt, options: RequestOptions) -> int:
         """Write the part of a prompt that the KV cache has to a file and return its number of tokens. Raises `StateError`."""
-        self._check_usable()
+        self.check_usable()
         keyed = self._text_requests.keyed(prompt, options)
         return self.ask(questions.save_prefix, validation.text("name", name), keyed, self._namespace(options)).result()
 
@@ -288,12 +288,12 @@ class EngineClient(ABC):
 
         Raises `StateError`.
         """
-        self._check_usable()
+        self.check_usable()
         return self.ask(questions.load_prefix, validation.text("name", name), self._namespace(options)).result()
 
     def erase_prefix(self, name: str) -> None:
         """Delete a saved prefix. Raises `StateError` if there is none."""
-        self._check_usable()
+        self.check_usable()
         self.ask(questions.erase_prefix, validation.text("name", name)).result()
 
     def _namespace(self, options: RequestOptions) -> PrefixNamespace:
@@ -407,7 +407,8 @@ class EngineClient(ABC):
         """Whether new requests are refused for good."""
         return self._inbox.is_closed
 
-    def _check_usable(self) -> None:
+    def check_usable(self) -> None:
+        """Raise `EngineStopped` if no request is accepted any more."""
         self._thread.check_process()
         self._inbox.check_open()
 

@@ -158,38 +158,54 @@ class Batch(Generic[_P]):
 
 
 class AsyncBatch(Generic[_P]):
-    """A `Batch` for an event loop."""
+    """A `Batch` for an event loop.
 
-    def __init__(self, engine: EngineClient, prepare: Callable[[_P], Request]) -> None:
-        self._engine, self._prepare = engine, prepare
-        self._room = asyncio.Semaphore(engine.config.num_slots + engine.config.max_queue)
+    Args:
+        engine: As for `Batch`.
+        prepare: As for `Batch`; called in a thread.
+        on_outcome: Called with each outcome. If it raises, open requests are cancelled, and `run` raises its error.
+        max_open: Most requests that are open at once; None: as many as the engine takes.
+    """
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        prepare: Callable[[_P], Request],
+        on_outcome: Callable[[Outcome], object] = lambda _: None,
+        *,
+        max_open: int | None = None,
+    ) -> None:
+        self._engine, self._prepare, self._on_outcome = engine, prepare, on_outcome
+        self._is_bounded = max_open is not None
+        self._room = asyncio.Semaphore(max_open or engine.config.num_slots + engine.config.max_queue)
         self._num_open = 0
-        self._tasks: list[asyncio.Task[Outcome]] = []
+        self._outcomes: dict[int, Outcome] = {}
 
     async def run(self, prompts: Sequence[_P]) -> list[Outcome]:
         """Return the outcomes, in the order of the prompts."""
         try:
-            for index, prompt in enumerate(prompts):
-                await self._start(index, prompt)
-            return list(await asyncio.gather(*self._tasks))
-        finally:
-            for task in self._tasks:
-                task.cancel()
+            async with asyncio.TaskGroup() as group:
+                for index, prompt in enumerate(prompts):
+                    await self._start(group, index, prompt)
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return [self._outcomes[index] for index in range(len(prompts))]
 
-    async def _start(self, index: int, prompt: _P) -> None:
+    async def _start(self, group: asyncio.TaskGroup, index: int, prompt: _P) -> None:
         await self._room.acquire()
         try:
             request = await asyncio.to_thread(self._prepare, prompt)
-            may_wait = self._num_open > 0 or waits(self._engine)
+            # a bounded call has given a place back that another request may have taken
+            may_wait = self._num_open > 0 or (self._is_bounded and index > 0) or waits(self._engine)
             channel = self._engine.accept(request, index, waits=may_wait)
         except PacelineError as error:
             self._room.release()
-            self._tasks.append(asyncio.create_task(asyncio.sleep(0, result=error)))
+            self._end(index, error)
         else:
             self._num_open += 1
-            self._tasks.append(asyncio.create_task(self._outcome(channel)))
+            group.create_task(self._collect(index, channel))
 
-    async def _outcome(self, channel: StreamChannel) -> Outcome:
+    async def _collect(self, index: int, channel: StreamChannel) -> None:
         # returns when the engine has a place again, a moment after the terminal chunk
         outcome: Outcome
         try:
@@ -199,7 +215,11 @@ class AsyncBatch(Generic[_P]):
         await channel.released()
         self._num_open -= 1
         self._room.release()
-        return outcome
+        self._end(index, outcome)
+
+    def _end(self, index: int, outcome: Outcome) -> None:
+        self._outcomes[index] = outcome
+        self._on_outcome(outcome)
 
 
 def submit_streams(

@@ -11,15 +11,15 @@ Runs on the threads and event loops of callers.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from paceline import validation
 from paceline.engine.arguments import SCORING_OPTIONS
 from paceline.engine.results import AsyncBatch, Batch, Outcome, batch_outcome
-from paceline.errors import InvalidParams, InvalidType, PacelineError, PromptTooLong
+from paceline.errors import DeadlineExceeded, InvalidParams, InvalidType, PacelineError, PromptTooLong
 from paceline.params import SamplingParams
 from paceline.request import MAX_INTERVAL, RequestOptions
 from paceline.scheduling.records import embedding_error
@@ -27,7 +27,7 @@ from paceline.streaming import FinishReason
 from paceline.streaming.chunk import ChoiceScore, Classification, Completion, LengthNormalization
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from paceline.engine.client import EngineClient
     from paceline.runtime import Tokenizer
@@ -49,8 +49,17 @@ class EncodedChoices:
     num_bytes: list[int]
 
 
-def encoded_choices(tokenizer: Tokenizer, prompt: Any, choices: Any, options: RequestOptions) -> EncodedChoices:
-    """Encode choices after a prompt. Raises `InvalidParams` and `InvalidType`, and the errors of `Tokenizer.encode`."""
+def encoded_choices(
+    tokenizer: Tokenizer,
+    prompt: Any,
+    choices: Any,
+    options: RequestOptions,
+    each: Callable[[Iterable[Any]], Iterable[Any]] = lambda choices: choices,
+) -> EncodedChoices:
+    """Encode choices after a prompt. Raises `InvalidParams` and `InvalidType`, and the errors of `Tokenizer.encode` and `each`.
+
+    each: iterates over the choices that are encoded; it may raise between two of them.
+    """
     if isinstance(choices, (str, bytes)) or not isinstance(choices, Sequence):
         raise InvalidType(f"choices must be a list of texts or of lists of token ids, not {type(choices).__name__}")
     if not choices:
@@ -58,17 +67,20 @@ def encoded_choices(tokenizer: Tokenizer, prompt: Any, choices: Any, options: Re
     if any(isinstance(choice, str) is not isinstance(prompt, str) for choice in choices):
         raise InvalidType("prompt and choices must all be texts, or all lists of token ids")
     if isinstance(prompt, str):
-        shared, prompts = _encoded_texts(tokenizer, prompt, choices, options)
+        shared, prompts = _encoded_texts(tokenizer, prompt, each(choices), options)
         num_bytes = [len(choice.encode()) for choice in choices]
     else:
         shared = validation.token_ids("prompt", prompt, tokenizer.n_vocab)
-        ids = [validation.token_ids(f"choices[{index}]", each, tokenizer.n_vocab) for index, each in enumerate(choices)]
+        ids = [
+            validation.token_ids(f"choices[{index}]", choice, tokenizer.n_vocab)
+            for index, choice in enumerate(each(choices))
+        ]
         prompts = [shared + choice for choice in ids]
-        num_bytes = [len(tokenizer.decode(choice, special=True).encode()) for choice in ids]
+        num_bytes = [len(tokenizer.decode_bytes(choice, special=True)) for choice in ids]
     for index, choice in enumerate(choices):
         if len(choice) == 0:
             raise InvalidParams(f"choices[{index}] is empty, and so has no likelihood; leave it out")
-    num_shared = min(_num_common(shared, each) for each in prompts)
+    num_shared = min(_num_common(shared, whole) for whole in prompts)
     if num_shared == 0:
         raise InvalidParams(
             "prompt has no token before the first choice, and the first token of a text has no log-probability; begin the "
@@ -78,7 +90,7 @@ def encoded_choices(tokenizer: Tokenizer, prompt: Any, choices: Any, options: Re
 
 
 def _encoded_texts(
-    tokenizer: Tokenizer, prompt: str, choices: Sequence[str], options: RequestOptions
+    tokenizer: Tokenizer, prompt: str, choices: Iterable[str], options: RequestOptions
 ) -> tuple[list[int], list[list[int]]]:
     """Return the token ids of the prompt, and of the prompt with each choice; without an end-of-text token."""
     begin = [tokenizer.bos] if options.add_special and tokenizer.add_bos and tokenizer.bos is not None else []
@@ -86,10 +98,10 @@ def _encoded_texts(
     def encode(text: str) -> list[int]:
         return begin + tokenizer.encode(text, add_special=False, parse_special=options.parse_special)
 
-    texts = [
-        validation.text("prompt", prompt) + validation.text(f"choices[{i}]", each) for i, each in enumerate(choices)
+    prompt = validation.text("prompt", prompt)
+    return encode(prompt), [
+        encode(prompt + validation.text(f"choices[{index}]", choice)) for index, choice in enumerate(choices)
     ]
-    return encode(prompt), [encode(text) for text in texts]
 
 
 def _num_common(prompt: Sequence[int], ids: Sequence[int]) -> int:
@@ -105,19 +117,29 @@ def scoring_options(options: Mapping[str, Any]) -> RequestOptions:
 
 
 class ScoringCall:
-    """The requests of a call of `LLM.score`. Leaving the call early cancels them.
+    """The requests of a call of `LLM.score`. Leaving the call early cancels them. timeout_s counts from here, for the whole call.
 
     Raises the error of the longest prompt, so that nothing is computed of choices that do not fit.
     """
 
     def __init__(self, engine: EngineClient, encoded: EncodedChoices, options: RequestOptions) -> None:
-        params = SamplingParams(max_tokens=0, prompt_logprobs=1, prompt_logprobs_start=encoded.num_shared)
-        self._engine, self._encoded, self.num_shared = engine, encoded, encoded.num_shared
-        self._prepare: Callable[[list[int]], Request] = partial(engine.prepare, params=params, options=options)
+        self._engine, self._encoded, self._options = engine, encoded, options
+        self.num_shared = encoded.num_shared
+        self._params = SamplingParams(max_tokens=0, prompt_logprobs=1, prompt_logprobs_start=self.num_shared)
+        self._began_s = time.monotonic()
         try:
-            self._prepare(max(encoded.prompts, key=len))
+            engine.prepare(max(encoded.prompts, key=len), self._params, options)
         except PromptTooLong as error:
             raise _too_long(error, engine.limits) from error
+
+    def _prepare(self, prompt: list[int]) -> Request:
+        options, timeout_s = self._options, self._options.timeout_s
+        if timeout_s is not None:
+            rest_s = timeout_s - (time.monotonic() - self._began_s)
+            if rest_s <= 0:
+                raise DeadlineExceeded("the call ran out of time before this choice was computed")
+            options = replace(options, timeout_s=rest_s)
+        return self._engine.prepare(prompt, self._params, options)
 
     def result(self) -> list[ChoiceScore]:
         """Return the score of each choice, in order."""
@@ -126,6 +148,18 @@ class ScoringCall:
     async def result_async(self) -> list[ChoiceScore]:
         """Return the score of each choice, without blocking the event loop."""
         return self._scores(await AsyncBatch(self._engine, self._prepare).run(self._encoded.prompts))
+
+    async def result_of_all(self, max_open: int) -> list[ChoiceScore]:
+        """Return the scores, computing at most `max_open` choices at once. The first error ends the call and is raised."""
+
+        def check(outcome: Outcome) -> None:
+            outcome = _unless_incomplete(outcome)
+            if isinstance(outcome, PacelineError):
+                raise outcome
+
+        return self._scores(
+            await AsyncBatch(self._engine, self._prepare, check, max_open=max_open).run(self._encoded.prompts)
+        )
 
     def _scores(self, outcomes: Sequence[Outcome]) -> list[ChoiceScore]:
         encoded = self._encoded
@@ -142,6 +176,7 @@ def _too_long(error: PromptTooLong, limits: Limits) -> PromptTooLong:
 
 def scoring_call(engine: EngineClient, prompt: Any, choices: Any, options: Mapping[str, Any]) -> ScoringCall:
     """Encode the choices and return the call of `LLM.score`. Raises as `encoded_choices` and `ScoringCall`."""
+    engine.check_usable()  # before the tokenizer, which is closed with its engine
     checked = scoring_options(options)
     return ScoringCall(engine, encoded_choices(engine.tokenizer, prompt, choices, checked), checked)
 

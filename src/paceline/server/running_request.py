@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -149,7 +150,7 @@ async def run_in_turn(
     """Call a function that renders or tokenises a request's texts, in a thread, when it is the request's turn.
 
     The request's body must have been read. Raises `DeadlineExceeded`, `Cancelled` or `ClientDisconnected` if the request ends
-    before its turn, or between two texts by `while_wanted`.
+    before its turn, or between two texts by `while_wanted`. If the caller's task is cancelled, the function ends there, too.
 
     options: keywords of `RequestOptions`; their timeouts count from now. num_bytes: of the texts; None: of the request's body.
     watcher: the watcher of the request's client; None if none is active.
@@ -161,12 +162,26 @@ async def run_in_turn(
     try:
         if queue is not None:
             await _wait_for_turn(service, context, queue, size, own, options)
+        is_left = threading.Event()
+
+        def check() -> None:
+            own.raise_if_disconnected()
+            if is_left.is_set():
+                raise ClientDisconnected
+
         scope = contextvars.copy_context()
-        scope.run(CHECK_WANTED.set, own.raise_if_disconnected)
+        scope.run(CHECK_WANTED.set, check)
         work = asyncio.get_running_loop().run_in_executor(None, scope.run, _unless_left, function)
+        work.add_done_callback(
+            lambda done: done.cancelled() or done.exception()
+        )  # otherwise unread if the task is cancelled
         if queue is not None:
             work.add_done_callback(lambda _: queue.leave(context.tenant, size))
-        return await asyncio.shield(work)  # a thread, and with it the turn, goes on when its task is cancelled
+        try:
+            return await asyncio.shield(work)  # a thread, and with it the turn, goes on when its task is cancelled
+        except asyncio.CancelledError:
+            is_left.set()
+            raise
     finally:
         if watcher is None:
             own.close()

@@ -554,6 +554,7 @@ class FakeTokenizer:
 
     n_vocab = BOS + 1
     bos = BOS
+    add_bos = False
     eog_ids = frozenset({EOS})
     special_tokens: Mapping[str, int] = MappingProxyType({"bos": BOS})
 
@@ -571,8 +572,11 @@ class FakeTokenizer:
         """Return a lower bound of a text's tokens, as if the longest token had eight bytes."""
         return len(text.encode()) // 8
 
-    def decode(self, token_ids: Sequence[int], *, special: bool = False) -> str:  # noqa: ARG002
-        return bytes(token for token in token_ids if token < 256).decode("utf-8", "replace")
+    def decode_bytes(self, token_ids: Sequence[int], *, special: bool = False) -> bytes:  # noqa: ARG002
+        return bytes(token for token in token_ids if token < 256)
+
+    def decode(self, token_ids: Sequence[int], *, special: bool = False) -> str:
+        return self.decode_bytes(token_ids, special=special).decode("utf-8", "replace")
 
 
 class FakeBackend:

@@ -80,6 +80,40 @@ def test_a_list_waits_for_the_requests_of_others(run: Run) -> None:
     assert [type(outcome) for outcome in outcomes] == [Completion] * 3
 
 
+def test_a_bounded_list_leaves_places_to_others() -> None:
+    """No more of its requests than its bound are open at once, and later ones wait in line if others have taken the places."""
+    with Running(max_requests=3) as running:
+        engine = FewPlaces(running, when_full="refuse")
+        num_open: list[int] = []
+        accept = engine.accept
+
+        def counted(request: Request, request_index: int = 0, *, waits: bool) -> StreamChannel:
+            channel = accept(request, request_index, waits=waits)
+            num_open.append(running.inbox.num_open)
+            return channel
+
+        engine.accept = counted  # type: ignore[method-assign]
+        batch = AsyncBatch[str](engine, preparing(engine), max_open=1)  # type: ignore[arg-type]
+        outcomes = within(batch.run([f"prompt {index}" for index in range(6)]))
+    assert [type(outcome) for outcome in outcomes] == [Completion] * 6
+    assert num_open == [1] * 6
+    assert engine.waits == [False, *[True] * 5]
+
+
+def test_an_error_of_the_callback_ends_a_list() -> None:
+    """Its open requests are cancelled, and no other one begins."""
+
+    def refuse(outcome: Outcome) -> None:
+        raise DecodeError("not good")
+
+    with Running(max_requests=10) as running:
+        engine = FewPlaces(running)
+        batch = AsyncBatch[str](engine, preparing(engine), refuse, max_open=2)  # type: ignore[arg-type]
+        with pytest.raises(DecodeError, match="not good"):
+            within(batch.run(["a", "b", "c", "d", "e", "f"]))
+        assert len(engine.waits) <= 3
+
+
 def ended_with(*errors: PacelineError | None) -> StreamChannel:
     """A channel of so many choices, of which some failed."""
     channel = StreamChannel.create()

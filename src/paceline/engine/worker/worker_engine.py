@@ -215,7 +215,7 @@ class WorkerEngine(FrontEngine):
         events are those of this engine's clock. Its adapters are found by name. The bounds of the queue are the other front's.
         Raises as `accept`, but for `QueueFull`.
         """
-        self._check_usable()
+        self.check_usable()
         key, inbox = self._inbox.next_key(), self._inbox
         options, attachments = self._adapters.resolve(RequestOptions(**message.options)), message.restored_attachments()
         request: Request | EmbeddingRequest

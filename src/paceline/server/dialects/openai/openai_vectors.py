@@ -25,7 +25,7 @@ from paceline.engine.scoring import (
     probabilities_of,
     scoring_options,
 )
-from paceline.errors import BatchError, InvalidParams, Unsupported
+from paceline.errors import InvalidParams, Unsupported
 from paceline.request import RequestOptions
 from paceline.server.api_errors import OPENAI_FORM, invalid_request, naming_param
 from paceline.server.dialects.dialect import model_warning
@@ -51,6 +51,7 @@ from paceline.server.dialects.vectors import (
     until_left,
     vector_options,
 )
+from paceline.server.in_flight import while_wanted
 from paceline.server.json_bodies import OPENAI_ERRORS, encode_in_parts, large_json_response
 from paceline.server.request_context import RequestContext
 from paceline.server.routes import RouteFacts, Routes
@@ -229,7 +230,10 @@ CHOICE_ROUTES = Routes(_FACTS, tags=["engine"], responses=OPENAI_ERRORS)
 
 @CHOICE_ROUTES.post("/v1/score_choices", summary="Score choices after a prompt")
 async def score_choices(body: ScoreChoicesBody, request: Request) -> Response:
-    """Return the log-likelihood of each choice after the prompt, and their distribution; the shared prefix is computed once."""
+    """Return the log-likelihood of each choice after the prompt, and their distribution.
+
+    The shared prefix is computed once, unless `cache_prompt` is false.
+    """
     service = Service.of(request.scope)
     with naming_param(ScoreChoicesBody.model_fields):
         warnings = body.field_warnings(strict=service.settings.strict_fields)
@@ -264,7 +268,8 @@ async def _choice_scores(
     """Return the scores, and the number of tokens before the scored ones."""
     engine, context = service.engine(), RequestContext.of(request.scope)
     choices: Any = body.choices
-    num_choices = len(choices) if isinstance(choices, list) else 0  # other types are refused below
+    texts: list[Any] = choices if isinstance(choices, list) else []  # other types are refused below
+    num_choices = len(texts)
     if num_choices > MAX_TEXTS:
         raise InvalidParams(
             f"choices: {num_choices} choices are more than the {MAX_TEXTS} of one request; send several"
@@ -276,21 +281,27 @@ async def _choice_scores(
         )
 
     def encode() -> ScoringCall:
-        encoded = encoded_choices(engine.tokenizer, body.prompt, choices, scoring_options(options))
+        since = time.monotonic()
+        encoded = encoded_choices(engine.tokenizer, body.prompt, choices, scoring_options(options), while_wanted)
         num_scored = sum(map(len, encoded.prompts)) - encoded.num_shared * len(encoded.prompts)
         if num_scored > MAX_LOGPROBS:
             raise InvalidParams(
                 f"choices: {num_scored} tokens are more than the {MAX_LOGPROBS} of a response; send several requests"
             )
-        return ScoringCall(engine, encoded, scoring_options(less_waited(options, context.waited_s)))
+        return ScoringCall(
+            engine, encoded, scoring_options(less_waited(options, context.waited_s + time.monotonic() - since))
+        )
 
     service.check_accepting()
-    call = await run_in_turn(service, request, encode, options)
+    num_bytes = 0
+    if isinstance(body.prompt, str):  # encoded with each choice
+        num_bytes = len(body.prompt) * num_choices + sum(len(choice) for choice in texts if isinstance(choice, str))
+    call = await run_in_turn(service, request, encode, options, num_bytes=num_bytes)
     service.check_accepting()
-    try:
-        scores = await until_left(service, request, call.result_async())
-    except BatchError as error:
-        raise error.__cause__ or error from None  # of the first choice that failed
+    max_open = min(
+        engine.config.num_slots, engine.most_requests(options.get("tenant", ""))
+    )  # other requests find room in the queue
+    scores = await until_left(service, request, call.result_of_all(max_open))
     num_shared = call.num_shared
     num_tokens = num_shared + sum(len(score.token_ids) for score in scores)
     context.finished.append((FinishReason.STOP, Usage(prompt_tokens=num_tokens)))
