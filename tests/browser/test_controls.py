@@ -69,6 +69,23 @@ def test_preview_has_neither_the_origin_nor_the_network(served: Served, open_pag
     chat.failures.clear()
 
 
+def test_empty_conversation_teaches(served: Served, open_page: Open) -> None:
+    """It names the model, what it can do and how to use it from code; a prompt is sent by a click."""
+    chat = open_page(served.url)
+    page = chat.page
+    page.get_by_text("Talk to paceline-demo").wait_for()
+    wait_count(page.locator(".cards button"), 4)
+    wait_holds(page.locator(".command"), "paceline serve -m hf:")
+    page.get_by_text("Use it from code").click()
+    wait_holds(page.locator(".from-code"), f"{served.url}/v1")
+    wait_holds(page.locator(".from-code pre").first, 'model="paceline-demo"')
+    assert page.get_by_role("link", name="All routes").get_attribute("href") == f"{served.url}/docs"
+    page.get_by_role("button", name="A story Tell me").click()
+    wait_holds(chat.messages.first, "Tell me a story about a fox.")
+    chat.wait_done()
+    wait_count(page.locator(".welcome"), 0)
+
+
 def test_draft_is_kept_on_reload(served: Served, open_page: Open) -> None:
     """A message that was typed and not sent is in the composer after the page is loaded again, and gone once it is sent."""
     chat = open_page(served.url)

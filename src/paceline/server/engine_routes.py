@@ -174,6 +174,7 @@ def _model_body(service: Service) -> dict[str, Any]:
     chat = _chat_facts(service)
     return {
         "id": service.names[0],
+        "name": getattr(engine.model, "metadata", {}).get("general.name", ""),
         "modalities": modalities,
         "n_ctx": engine.limits.max_positions,
         "num_slots": engine.limits.num_slots,

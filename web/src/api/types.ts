@@ -77,6 +77,8 @@ export interface ParameterField {
 /** The body of `/v1/engine/model`, about a loaded model. */
 export interface ModelFacts {
   id: string;
+  /** The name in its file; empty: none. */
+  name: string;
   modalities: string[];
   n_ctx: number;
   num_slots: number;

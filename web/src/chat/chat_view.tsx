@@ -10,8 +10,10 @@ import { Composer } from "./composer";
 import { MessageList } from "./message_list";
 import { failureText } from "./message_view";
 import { ModelSelect } from "./model_select";
-import { StatusLine } from "./status_line";
 import { SettingsPanel } from "./settings_panel";
+import { StatusLine } from "./status_line";
+import { focusComposer } from "./text_area";
+import { Welcome } from "./welcome";
 
 const MOST_SAID = 600; // characters of a reply that a screen reader reads by itself
 
@@ -27,6 +29,12 @@ export function ChatView({ app, opened, menu }: Props): VNode {
   const settingsButton = useRef<HTMLButtonElement>(null);
   useAnnouncedReplies(app, opened);
   const isEmpty = opened.path.value.length === 0;
+  const onSent = (): void => goTo({ view: "chat", id: opened.id }, { replace: isEmpty });
+  const sendPrompt = (text: string): void => {
+    void app.store.send(opened, null, text, []);
+    focusComposer();
+    onSent();
+  };
   const closeSettings = (): void => {
     setSettings(false);
     settingsButton.current?.focus();
@@ -50,35 +58,12 @@ export function ChatView({ app, opened, menu }: Props): VNode {
             <Icon name="sliders" />
           </button>
         </header>
-        {isEmpty ? <Welcome app={app} opened={opened} /> : <MessageList key={opened.id} app={app} opened={opened} />}
+        {isEmpty ? <Welcome app={app} opened={opened} onPrompt={sendPrompt} /> : <MessageList key={opened.id} app={app} opened={opened} />}
         <ServerNotice app={app} opened={opened} />
-        <Composer app={app} opened={opened} onSent={() => goTo({ view: "chat", id: opened.id }, { replace: isEmpty })} />
+        <Composer app={app} opened={opened} onSent={onSent} />
         <StatusLine key={`status ${opened.id}`} app={app} opened={opened} />
       </div>
       {hasSettings && <SettingsPanel key={opened.id} app={app} opened={opened} onClose={closeSettings} />}
-    </div>
-  );
-}
-
-function Welcome({ app, opened }: { app: App; opened: OpenConversation }): VNode {
-  const entry = app.server.entry(opened.facts.value.model);
-  const model = app.server.model(opened.facts.value.model).value;
-  return (
-    <div class="welcome">
-      <div class="mark" aria-hidden="true">
-        <i />
-        <i />
-        <i />
-        <i />
-      </div>
-      <p class="welcome-title">{entry ? `Talk to ${entry.id}` : "Talk to the model"}</p>
-      {model && (
-        <p class="muted">
-          {model.n_ctx.toLocaleString("en-US")} tokens of context · {model.num_slots} slots
-          {model.modalities.includes("image") && " · sees images"}
-          {model.modalities.includes("audio") && " · hears audio"}
-        </p>
-      )}
     </div>
   );
 }

@@ -1,0 +1,14 @@
+import { describe, expect, it } from "vitest";
+import { cardsFor } from "../src/chat/welcome";
+
+const titles = (id: string, name = ""): string[] => cardsFor(id, { name, modalities: ["text"] }).map((card) => card.title);
+
+describe("the prompts of an empty conversation", () => {
+  it("suit the model, by its id or the name in its file", () => {
+    expect(titles("paceline-demo")).toContain("A story");
+    expect(titles("m.gguf", "Qwen2.5 Coder 0.5B")).toContain("Write a function");
+    expect(titles("codestral")).toContain("Write a function");
+    expect(titles("gemma-3-1b-it")).toContain("Explain");
+    for (const id of ["paceline-demo", "x-coder", "gemma"]) expect(new Set(titles(id)).size).toBe(4);
+  });
+});
