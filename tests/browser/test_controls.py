@@ -86,6 +86,36 @@ def test_empty_conversation_teaches(served: Served, open_page: Open) -> None:
     wait_count(page.locator(".welcome"), 0)
 
 
+def test_settings_are_shown_kept_and_used_for_new_conversations(served: Served, open_page: Open) -> None:
+    """What a conversation sets stands above the composer; presets last, and one is used for new conversations."""
+    chat = open_page(served.url)
+    page = chat.page
+    panel = chat.settings()
+    panel.get_by_label("Temperature", exact=True).fill("0")
+    panel.get_by_label("JSON schema", exact=True).fill('{"type": "object"}')
+    used = page.get_by_role("list", name="Settings in use")
+    wait_holds(used, "Temperature0")
+    wait_holds(used, "JSON schema")
+    panel.get_by_label("Name of a new preset").fill("Strict")
+    panel.get_by_role("button", name="Save", exact=True).click()
+    panel.get_by_label("Preset", exact=True).wait_for()
+    assert panel.get_by_label("Preset", exact=True).input_value() == "Strict"
+    used.get_by_role("button", name="Reset JSON schema").click()
+    wait_count(used.get_by_role("listitem"), 1)
+    panel.get_by_role("button", name="Use these settings for new conversations").click()
+    page.reload()
+    wait_holds(used, "Temperature0")
+    panel = chat.settings()
+    assert panel.get_by_label("Temperature", exact=True).input_value() == "0"
+    panel.get_by_label("Preset", exact=True).select_option("Strict")
+    wait_holds(used, "JSON schema")
+    with page.expect_request("**/v1/chat/completions") as sent:
+        chat.send("Hello.")
+    body = sent.value.post_data_json
+    assert (body["temperature"], body["response_format"]["type"]) == (0, "json_schema")
+    page.get_by_role("button", name="Stop the reply").or_(chat.replies.first).first.wait_for()
+
+
 def test_draft_is_kept_on_reload(served: Served, open_page: Open) -> None:
     """A message that was typed and not sent is in the composer after the page is loaded again, and gone once it is sent."""
     chat = open_page(served.url)

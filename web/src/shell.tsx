@@ -3,6 +3,7 @@ import type { VNode } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { type App, toast } from "./app";
 import { ChatView } from "./chat/chat_view";
+import { DEFAULT, presets } from "./conversations/presets";
 import type { OpenConversation } from "./conversations/store";
 import { EngineView } from "./engine/engine_view";
 import { Announcer } from "./ui/announce";
@@ -64,7 +65,7 @@ function View({ app, menu }: { app: App; menu: VNode }): VNode | null {
   useEffect(() => {
     if (now.view === "engine") return undefined;
     if (id === null) {
-      setOpened(app.store.create(opened?.facts.peek().model));
+      setOpened(app.store.create(opened?.facts.peek().model, presets.peek()[DEFAULT]));
       return undefined;
     }
     let isLeft = false;

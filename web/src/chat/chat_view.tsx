@@ -6,6 +6,7 @@ import type { OpenConversation } from "../conversations/store";
 import { announce } from "../ui/announce";
 import { Icon } from "../ui/icon";
 import { goTo } from "../ui/route";
+import { ActiveSettings } from "./active_settings";
 import { Composer } from "./composer";
 import { MessageList } from "./message_list";
 import { failureText } from "./message_view";
@@ -60,6 +61,7 @@ export function ChatView({ app, opened, menu }: Props): VNode {
         </header>
         {isEmpty ? <Welcome app={app} opened={opened} onPrompt={sendPrompt} /> : <MessageList key={opened.id} app={app} opened={opened} />}
         <ServerNotice app={app} opened={opened} />
+        <ActiveSettings app={app} opened={opened} onOpen={() => setSettings(true)} />
         <Composer app={app} opened={opened} onSent={onSent} />
         <StatusLine key={`status ${opened.id}`} app={app} opened={opened} />
       </div>

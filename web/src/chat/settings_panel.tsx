@@ -5,8 +5,12 @@ import type { ParameterField } from "../api/types";
 import type { App } from "../app";
 import type { Parameters, ParameterValue } from "../conversations/model";
 import { parseJson, parseParameter, shownDefault, shownParameter } from "../conversations/parameters";
+import { DEFAULT, type Settings, deletePreset, hasSettings, presets, savePreset, settingsOf } from "../conversations/presets";
 import type { OpenConversation } from "../conversations/store";
 import { Icon } from "../ui/icon";
+
+const FIRST = ["max_tokens", "temperature", "top_p", "top_k", "min_p", "reasoning_budget_tokens", "seed"]; // shown at once
+const MOST_FIRST = 6;
 
 interface Props {
   app: App;
@@ -25,6 +29,13 @@ export function SettingsPanel({ app, opened, onClose }: Props): VNode {
     app.store.update(opened, { parameters: value === null ? others : { ...others, [name]: value } });
   };
   const numSet = Object.keys(facts.parameters).length;
+  const fields = (model?.parameters ?? []).filter((one) => one.name !== "json_schema");
+  const first = FIRST.flatMap((name) => fields.filter((one) => one.name === name)).slice(0, MOST_FIRST);
+  const others = fields.filter((one) => !first.includes(one));
+  const numSetIn = (some: readonly ParameterField[]): number => some.filter((one) => one.name in facts.parameters).length;
+  const input = (field: ParameterField): VNode => (
+    <ParameterInput key={field.name} field={field} shown={shownParameter(facts.parameters, field)} onChange={(value) => set(field.name, value)} />
+  );
   return (
     <aside class="settings" aria-label="Settings of this conversation" onKeyDown={(event) => event.key === "Escape" && (event.preventDefault(), onClose())}>
       <header>
@@ -35,19 +46,23 @@ export function SettingsPanel({ app, opened, onClose }: Props): VNode {
           <Icon name="close" />
         </button>
       </header>
+      <Presets app={app} opened={opened} />
       <TextField
         label="System message"
         help={model && !model.chat.system ? "The chat template of this model has no place for one." : "What the model is told before the conversation."}
         value={facts.system}
         onChange={(system) => app.store.update(opened, { system })}
       />
-      {groupsOf((model?.parameters ?? []).filter((one) => one.name !== "json_schema")).map(([group, fields]) => (
-        <Group name={group} isOpen={group === "Length" || group === "Sampling"} numSet={fields.filter((one) => one.name in facts.parameters).length}>
-          {fields.map((field) => (
-            <ParameterInput key={field.name} field={field} shown={shownParameter(facts.parameters, field)} onChange={(value) => set(field.name, value)} />
+      {first.map(input)}
+      {others.length > 0 && (
+        <Group name="All parameters" isOpen={numSetIn(others) > 0} numSet={numSetIn(others)}>
+          {groupsOf(others).map(([group, some]) => (
+            <Group name={group} isOpen={numSetIn(some) > 0} numSet={numSetIn(some)}>
+              {some.map(input)}
+            </Group>
           ))}
         </Group>
-      ))}
+      )}
       {model && <OtherParameters parameters={facts.parameters} known={model.parameters} onDrop={(name) => set(name, null)} />}
       {!model && <p class="note">The parameters of the model are shown when it is loaded.</p>}
       <Group name="Structured output" isOpen={facts.schema !== ""} numSet={facts.schema ? 1 : 0}>
@@ -82,6 +97,48 @@ export function SettingsPanel({ app, opened, onClose }: Props): VNode {
         </button>
       )}
     </aside>
+  );
+}
+
+/** Presets to choose from, and to keep these settings in. */
+function Presets({ app, opened }: Pick<Props, "app" | "opened">): VNode {
+  const [name, setName] = useState("");
+  const facts = opened.facts.value;
+  const all = presets.value;
+  const names = Object.keys(all).sort((a, b) => a.localeCompare(b));
+  const chosen = names.find((one) => hasSettings(facts, all[one] as Settings)) ?? "";
+  const save = (event: Event): void => {
+    event.preventDefault();
+    savePreset(name, facts);
+    setName("");
+  };
+  return (
+    <section class="presets" aria-label="Presets">
+      {names.length > 0 && (
+        <div class="preset-row">
+          <select aria-label="Preset" value={chosen} onChange={({ currentTarget }) => all[currentTarget.value] && app.store.update(opened, settingsOf(all[currentTarget.value] as Settings))}>
+            <option value="">no preset</option>
+            {names.map((one) => (
+              <option value={one}>{one}</option>
+            ))}
+          </select>
+          {chosen && (
+            <button type="button" class="icon-button" aria-label={`Delete the preset ${chosen}`} title="Delete the preset" onClick={() => deletePreset(chosen)}>
+              <Icon name="trash" />
+            </button>
+          )}
+        </div>
+      )}
+      <form class="preset-row" onSubmit={save}>
+        <input type="text" aria-label="Name of a new preset" placeholder="Name of a new preset" value={name} onInput={(event) => setName(event.currentTarget.value)} />
+        <button type="submit" class="button" disabled={!name.trim()}>
+          Save
+        </button>
+      </form>
+      <button type="button" class="link" onClick={() => savePreset(DEFAULT, facts)}>
+        Use these settings for new conversations
+      </button>
+    </section>
   );
 }
 

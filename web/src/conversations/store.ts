@@ -3,6 +3,7 @@ import { messageOf } from "../api/errors";
 import { type Begun, canContinue, chatBody } from "./chat_body";
 import type { ConversationDatabase } from "./database";
 import { type Attachment, type Conversation, type Message, type Overrides, newConversation, newId, titleOf } from "./model";
+import type { Settings } from "./presets";
 import { Reply, type Transport } from "./reply";
 import { TabChannel, type TabMessage } from "./tabs";
 import { MessageTree } from "./tree";
@@ -139,8 +140,8 @@ export class ConversationStore {
   }
 
   /** Make a conversation. It is saved with its first message. */
-  create(model = ""): OpenConversation {
-    const opened = new OpenConversation(newConversation(model), []);
+  create(model = "", settings?: Settings): OpenConversation {
+    const opened = new OpenConversation({ ...newConversation(model), ...settings }, []);
     this.#open.set(opened.id, Promise.resolve(opened));
     return opened;
   }
