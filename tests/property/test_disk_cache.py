@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import tempfile
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.unit.kv_cache.prefix_rig import KINDS, text
 
 from paceline.engine import disk_blocks
 from paceline.engine.disk_blocks import evict, files_of, remove
+from paceline.sequence import prefix_namespace
 
 NUM_TOKENS = 5
 MODELS = (b"m" * 16, b"n" * 16)
@@ -27,12 +29,18 @@ class Killed(Exception):
 
 
 class Schedule:
-    """One random schedule. Texts are compared with those of engines without a disk."""
+    """One random schedule of engines of two models. Texts are compared with those of engines without a disk.
+
+    Attributes:
+        num_hits: Prompts that began with tokens from the disk.
+    """
 
     def __init__(self, seed: int, kind: str, folder: Path) -> None:
         self.chance, self.kind, self.folder = random.Random(seed), kind, folder
         self.expected: dict[tuple[Any, ...], list[int]] = {}
-        self.engines = [self.start() for _ in range(2)]
+        self.asked: defaultdict[tuple[Any, ...], list[list[int]]] = defaultdict(list)
+        self.num_hits = 0
+        self.engines = [self.start() for _ in range(3)]
         self.open: list[tuple[DiskRig, Outcome]] = []
 
     def start(self) -> DiskRig:
@@ -41,30 +49,33 @@ class Schedule:
             self.folder / "kv",
             kind=self.kind,
             num_cells=chance.choice([1200, 4096]),
-            limits={"host_bytes": chance.choice([9_000, 40_000, 1_000_000]), "num_slots": chance.choice([1, 3])},
-            of_store={"max_bytes": chance.choice([30_000, 1 << 30])},
+            limits={"host_bytes": chance.choice([9_000, 40_000, 1_000_000, 1_000_000]), "num_slots": chance.choice([1, 3])},
+            of_store={"max_bytes": chance.choice([30_000, 1 << 30]), "model": chance.choice((MODELS[0], *MODELS))},
             adapters=["a"],
         )
 
     def run(self, num_steps: int) -> None:
         for _ in range(num_steps):
-            self.chance.choice(
-                [self.ask, self.ask, self.ask, self.tick, self.tick, self.finish, self.settle, self.kill, self.tear,
-                 self.damage, self.vanish, self.evict, self.jump]
-            )()  # fmt: skip
+            step, = self.chance.choices(
+                [self.ask, self.tick, self.finish, self.settle, self.kill, self.tear, self.damage, self.vanish, self.evict,
+                 self.jump],
+                weights=[12, 4, 2, 6, 4, 1, 1, 1, 1, 1],
+            )  # fmt: skip
+            step()
         self.finish()
 
     # ---- what callers and time do
 
     def ask(self) -> None:
         engine, chance = self.chance.choice(self.engines), self.chance
-        prompt = text(chance.choice([20, 300, 520]), chance.randrange(2))
+        prompt = text(chance.choice([20, 300, 520, 520]), chance.randrange(2))
         for _ in range(chance.randrange(3)):
             prompt = prompt + text(chance.choice([10, 130, 260]), chance.randrange(3))
         options: dict[str, Any] = {}
-        if not chance.randrange(4):
+        if not chance.randrange(6):
             options = chance.choice([{"tenant": "other"}, {"cache_salt": "s"}, {"lora": (("a", 1.0),)}])
         self.open.append((engine, engine.begin(prompt, NUM_TOKENS, **options)))
+        self.asked[self.namespace(*self.open[-1])].append(prompt)
 
     def tick(self) -> None:
         engine = self.chance.choice(self.engines)
@@ -75,9 +86,23 @@ class Schedule:
     def finish(self) -> None:
         for engine in self.engines:
             engine.run()
-        for _, outcome in self.open:
+        for engine, outcome in self.open:
             assert outcome.token_ids() == self.alone(outcome)
+            for num_tokens, source in engine.shared(outcome):
+                if source == "disk":
+                    self.num_hits += 1
+                    assert self.num_known(engine, outcome) >= num_tokens
         self.open.clear()
+
+    def num_known(self, engine: DiskRig, outcome: Outcome) -> int:
+        """Return how many tokens of a prompt the other prompts of its model and namespace have had."""
+        request = outcome.request
+        others = list(self.asked[self.namespace(engine, outcome)])
+        others.remove(list(request.prompt))
+        return max([len(os.path.commonprefix([other, list(request.prompt)])) for other in others], default=0)
+
+    def namespace(self, engine: DiskRig, outcome: Outcome) -> tuple[Any, ...]:
+        return (engine.store.folder.model, prefix_namespace(outcome.request.options))
 
     def alone(self, outcome: Outcome) -> list[int]:
         request = outcome.request
@@ -91,7 +116,8 @@ class Schedule:
 
     def settle(self) -> None:
         self.finish()
-        self.chance.choice(self.engines).settle()
+        for engine in self.engines:
+            engine.settle()
 
     def kill(self) -> None:
         """An engine and its open requests are gone at once; another one starts."""
@@ -114,7 +140,8 @@ class Schedule:
 
         disk_blocks._write_whole = torn
         try:
-            engine.begin(text(200, self.chance.randrange(50)), 2)
+            prompt = text(200, self.chance.randrange(50))
+            self.asked[self.namespace(engine, engine.begin(prompt, 2))].append(prompt)
             engine.run()
             engine.settle()
         except Killed:
@@ -167,10 +194,16 @@ MANY = pytest.param(1000 // len(KINDS), marks=[pytest.mark.full, pytest.mark.tim
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("num_schedules", [12, MANY])
 def test_every_text_is_as_without_a_disk(kind: str, num_schedules: int) -> None:
+    num_hits = 0
+
     @settings(max_examples=num_schedules)
     @given(seed=st.integers(0, 2**32 - 1))
     def check(seed: int) -> None:
+        nonlocal num_hits
         with tempfile.TemporaryDirectory() as folder:
-            Schedule(seed, kind, Path(folder)).run(25)
+            schedule = Schedule(seed, kind, Path(folder))
+            schedule.run(40)
+            num_hits += schedule.num_hits
 
     check()
+    assert num_hits, "no prompt began with tokens from the disk"

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 # fmt: off
 Folder = Annotated[Path | None, typer.Option(
-    "--folder", metavar="FOLDER", help="The folder, as --disk-cache of `paceline serve` has it.",
+    "--folder", metavar="FOLDER", help="The folder that --disk-cache of `paceline serve` names.",
     show_default="paceline/kv in the user's cache folder",
 )]
 Models = Annotated[list[str] | None, typer.Argument(
     metavar="[ID]...", help="As `paceline cache ls` shows them.", show_default=False,
 )]
 All = Annotated[bool, typer.Option("--all", help="Remove those of all models.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object.")]
+AsJson = Annotated[bool, typer.Option("--json", help="A JSON list.")]
 # fmt: on
 
 cache_commands = typer.Typer(no_args_is_help=True, help="Prefixes of prompts on the disk, which survive a restart.")

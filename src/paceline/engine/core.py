@@ -151,7 +151,7 @@ class Engine:
     def save_prefixes(self) -> None:
         """Save the prefixes that are on the device alone, so that a store gets them; after the last request."""
         self.scheduler.kv_cache.save_idle()
-        while self.scheduler.kv_cache.is_saving_idle:
+        while self.scheduler.kv_cache.is_saving_idle or self.scheduler.kv_cache.is_saving:
             self.tick()
 
     @property

@@ -53,7 +53,7 @@ from paceline.errors import StateError
 from paceline.kv_cache import BLOCK_TOKENS, TOKEN_BYTES
 
 _HEAD = struct.Struct("<4sHHIiiQI16s16s16s")
-_MAGIC, _VERSION = b"PLKB", 1
+_MAGIC, VERSION = b"PLKB", 1
 _CELLS, _STATE = 0, 1
 _NAME: Final = re.compile("([0-9a-f]{32})-(?!0{8})([0-9a-f]{8})-([0-9a-f]{8})-([0-9a-f]{32})[.](cells|state)")
 _LENGTH, _FIRST_ID = slice(33, 41), slice(41, 51)  # in a name
@@ -63,7 +63,7 @@ _MOST_TOKENS = 1 << 20  # of one file
 _MODEL = re.compile("[0-9a-f]{32}")
 _ABOUT, _PART = "about.json", ".part"
 _PART_AGE_NS = 600 * 10**9  # of a file whose writer has ended: no write takes as long
-_KEPT = 0.9  # of the limit, after least recently used files have left
+KEPT = 0.9  # of the limit, after least recently used files have left
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +113,11 @@ class StoredBlock:
     end: int
     payload: npt.NDArray[np.uint8]
 
+    @property
+    def num_bytes(self) -> int:
+        """The size of the file."""
+        return _HEAD.size + _HASH_BYTES + len(self.tokens) + self.payload.nbytes
+
 
 @dataclass(frozen=True, slots=True)
 class FoundBlock:
@@ -138,14 +143,14 @@ class ModelFolder:
     """
 
     def __init__(self, root: Path, model: bytes, about: dict[str, Any] | None = None) -> None:
-        self.root, self._model, self._about = root, model, about or {}
+        self.root, self.model, self._about = root, model, about or {}
         self._folder = root / model.hex()
 
     # ---- finding
 
     def hasher(self, namespace: Sequence[object]) -> hashlib.blake2b:
         """Return the hash of an empty path; updates with tokens give the hashes FROM and TO."""
-        return hashlib.blake2b(self._model + repr(tuple(namespace)).encode() + b"\0", digest_size=_HASH_BYTES)
+        return hashlib.blake2b(self.model + repr(tuple(namespace)).encode() + b"\0", digest_size=_HASH_BYTES)
 
     def cells_along(self, path: hashlib.blake2b, tokens: bytes) -> Iterator[FoundBlock]:
         """Yield the files with the cells of a path, from its beginning to the first gap. path: `hasher`; raises `OSError`."""
@@ -212,6 +217,13 @@ class ModelFolder:
         """Return the path of a file."""
         return self._folder / name.start_hash.hex()[:2] / str(name)
 
+    def num_bytes(self, name: BlockName) -> int:
+        """Return the size of a file; 0 if another process has deleted it. Raises `OSError`."""
+        try:
+            return self.path(name).stat().st_size
+        except FileNotFoundError:
+            return 0
+
     def read(self, name: BlockName) -> StoredBlock:
         """Read a file. Raises `StateError` if it is damaged or none of these, and `OSError`."""
         with validation.open_file(self.path(name)) as file:
@@ -228,15 +240,22 @@ class ModelFolder:
         target = self.path(name)
         if target.exists():
             return 0
+        kind, num_ids = _STATE if name.is_state else _CELLS, len(tokens) // TOKEN_BYTES
+        head = _HEAD.pack(
+            _MAGIC, VERSION, kind, num_ids, start, end, payload.nbytes, zlib.crc32(payload.data), self.model, name.start_hash,
+            name.end_hash,
+        )  # fmt: skip
+        parts = (head + _digest(head, tokens) + tokens, payload.data)
+        try:
+            return self._write_into(target, parts)
+        except FileNotFoundError:  # `paceline cache rm` may have deleted the folder between two calls
+            return self._write_into(target, parts)
+
+    def _write_into(self, target: Path, parts: Sequence[bytes | memoryview]) -> int:
         for folder in (self.root, self._folder, target.parent):
             _make_private(folder)
         self._write_about()
-        kind, num_ids = _STATE if name.is_state else _CELLS, len(tokens) // TOKEN_BYTES
-        head = _HEAD.pack(
-            _MAGIC, _VERSION, kind, num_ids, start, end, payload.nbytes, zlib.crc32(payload.data), self._model, name.start_hash,
-            name.end_hash,
-        )  # fmt: skip
-        return _write_whole(target, (head + _digest(head, tokens) + tokens, payload.data))
+        return _write_whole(target, parts)
 
     def touch(self, names: Sequence[BlockName]) -> None:
         """Mark files as used now, the first most recently, so that a file leaves only after those that continue it."""
@@ -265,15 +284,15 @@ class ModelFolder:
         if len(raw) < _HEAD.size + _HASH_BYTES or raw[:4] != _MAGIC:
             raise StateError("it does not begin as a file of the disk cache")
         _, version, kind, num_ids, start, end, num_bytes, crc, model, start_hash, end_hash = _HEAD.unpack_from(raw)
-        if version != _VERSION:
-            raise StateError(f"it has version {version}, and this paceline reads version {_VERSION}")
+        if version != VERSION:
+            raise StateError(f"it has version {version}, and this paceline reads version {VERSION}")
         if num_ids > _MOST_TOKENS or size != len(raw) + num_ids * TOKEN_BYTES + num_bytes:
             raise StateError(f"its size of {size} bytes does not fit to its head")
         tokens = file.read(num_ids * TOKEN_BYTES)
         if len(tokens) != num_ids * TOKEN_BYTES or _digest(raw[: _HEAD.size], tokens) != raw[_HEAD.size :]:
             raise StateError("the checksum of its head does not match")
         is_own = (model, start_hash, end_hash, kind == _STATE) == (
-            self._model, name.start_hash, name.end_hash, name.is_state,
+            self.model, name.start_hash, name.end_hash, name.is_state,
         )  # fmt: skip
         if not is_own or num_ids != (0 if name.is_state else name.num_tokens):
             raise StateError("it belongs under another name")
@@ -313,7 +332,7 @@ def files_of(root: Path) -> Iterator[FoundFile]:
         if not _MODEL.fullmatch(model.name):
             continue
         for shard in _entries(Path(model.path)):
-            for entry in _entries(Path(shard.path)):
+            for entry in [shard] if shard.name.endswith(_PART) else _entries(Path(shard.path)):
                 name = BlockName.parse(entry.name)
                 if name is None and not (entry.name.startswith(".") and entry.name.endswith(_PART)):
                     continue
@@ -348,7 +367,7 @@ def evict(root: Path, max_bytes: int) -> EvictedBlocks:
     is_full = num_bytes > max_bytes
     for file in sorted(found, key=lambda file: file.used_ns):
         is_left_behind = file.name is None and abs(now_ns - file.used_ns) > _PART_AGE_NS
-        if is_left_behind or (is_full and file.name is not None and num_bytes > _KEPT * max_bytes):
+        if is_left_behind or (is_full and file.name is not None and num_bytes > KEPT * max_bytes):
             try:
                 file.path.unlink()
             except FileNotFoundError:

@@ -19,17 +19,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from paceline import validation
 from paceline.config import EngineConfig
 from paceline.engine.backend import Backend
 from paceline.engine.core import Ask, Engine
-from paceline.engine.disk_blocks import BlockName, FoundBlock, ModelFolder, evict, files_of
+from paceline.engine.disk_blocks import KEPT, VERSION, BlockName, FoundBlock, ModelFolder, evict, files_of
 from paceline.errors import InvalidParams, PacelineError, StateError
 from paceline.kv_cache import (
     BLOCK_TOKENS,
@@ -55,11 +56,13 @@ _GAIN: Final = 0.3
 _TELLING_BYTES: Final = 1 << 16  # a smaller file says little about the speed
 _AT_ONCE_S: Final = 0.002  # for which a lookup waits to know that nothing is there
 _IDLE_S: Final = 2.0  # without saves and lookups, after which prefixes on the device are saved as well
+_RESCAN_SHARE: Final = 32  # of the limit; a process that has written so much looks how much others have written
 _TOUCH_S: Final = 60.0  # between two marks of a path
 _SCAN_S: Final = 300.0  # between two looks at how much all processes have written
 _RETRY_S: Final = 30.0  # after a file could not be written
 _MOST_TOUCHED: Final = 4096  # paths whose time is remembered
 _MOST_WAITING: Final = 64  # searches, and uses to mark, while a disk does not answer
+_TAKEN_S: Final = 0.5  # between two looks whether the engine ends while it takes a range
 _NICENESS: Final = 10
 _CLOSE_S: Final = 5.0  # for what is left to write when the engine ends; a worker has ten to leave
 _FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
@@ -104,6 +107,8 @@ class DiskTier:
         self.metrics = metrics
         self._speed = _FIRST_SPEED
         self._num_bytes: int | None = None  # of all models, as far as known
+        self._num_new = 0  # bytes that were written since the last look
+        self._has_warned = False
         self._scanned_s = 0.0
         self._touched: dict[bytes, float] = {}
 
@@ -124,11 +129,14 @@ class DiskTier:
                 return []
             num_bytes, kept = 0, []
             for block in found:
-                num_bytes += self._folder.path(block.name).stat().st_size
+                num_bytes += self._folder.num_bytes(block.name)
                 if num_bytes > lookup.max_bytes:
                     break
                 kept.append(block)
-        except (OSError, PacelineError):
+        except PacelineError:  # the adapter is gone
+            return []
+        except OSError as error:
+            self._warn(error)
             return []
         if self._options.has_states and len(kept) < len(found):
             return []
@@ -171,9 +179,13 @@ class DiskTier:
                 self._folder.discard(block.name)
                 self.metrics.count_blocks("damaged", block.name.num_cells, 0)
                 return [] if self._options.has_states else blocks
-            except OSError:  # another process may have deleted it
+            except OSError as error:
+                self._warn(error)
+                if error.errno == errno.EIO:  # else it would be in the way of a file with the same cells
+                    self._folder.discard(block.name)
+                    self.metrics.count_blocks("damaged", block.name.num_cells, 0)
                 return [] if self._options.has_states else blocks
-            num_bytes, read_s = stored.payload.nbytes, time.perf_counter() - begin
+            num_bytes, read_s = stored.num_bytes, time.perf_counter() - begin
             self.metrics.count_blocks("read", block.name.num_cells, num_bytes)
             self.metrics.note_disk(read_s=read_s)
             if num_bytes >= _TELLING_BYTES:
@@ -189,14 +201,23 @@ class DiskTier:
             blocks.append((save, state))
         return blocks
 
+    def _warn(self, error: OSError) -> None:
+        """Say once that files cannot be read; a file that another process has deleted is no fault."""
+        if not isinstance(error, FileNotFoundError) and not self._has_warned:
+            self._has_warned = True
+            _log.warning("files of the disk cache cannot be read, and their tokens are computed: %s", error)
+
     # ---- writing
 
-    def write(self, save: Save | SaveState, data: Any) -> None:
-        """Write saved cells or a saved state, if no file has them. Raises `OSError`, also if there is no room for the file."""
+    def write(self, save: Save | SaveState, data: Any) -> int:
+        """Write saved cells or a saved state, and return the size of the file; 0 if a file has them.
+
+        Raises `OSError`, also if there is no room for the file.
+        """
         try:
             path = self._folder.hasher(self._identity(save.namespace))
         except PacelineError:  # the adapter is gone, and so are the requests that would need it
-            return
+            return 0
         is_state = isinstance(save, SaveState)
         end = len(save.tokens) // TOKEN_BYTES
         start = (end - 1) // BLOCK_TOKENS * BLOCK_TOKENS if isinstance(save, SaveState) else save.start
@@ -209,7 +230,9 @@ class DiskTier:
         begin = time.perf_counter()
         num_bytes = self._folder.write(name, b"" if is_state else ids, data.start, data.end, data.payload)
         self.metrics.note_disk(write_s=time.perf_counter() - begin)
-        if self._num_bytes is None or self._num_bytes + num_bytes > self._options.max_bytes:
+        self._num_new += num_bytes
+        is_due = self._num_new * _RESCAN_SHARE > self._options.max_bytes
+        if self._num_bytes is None or is_due or self._num_bytes + num_bytes > self._options.max_bytes:
             self.evict(self._options.max_bytes)
             if num_bytes and (self._num_bytes or 0) > self._options.max_bytes:
                 self._folder.discard(name)
@@ -219,6 +242,7 @@ class DiskTier:
             self.metrics.note_disk(self._num_bytes)
         if num_bytes:
             self.metrics.count_blocks("written", name.num_cells, num_bytes)
+        return num_bytes
 
     def touch(self, namespace: Namespace, tokens: bytes) -> None:
         """Mark the files of a path as used now."""
@@ -240,7 +264,7 @@ class DiskTier:
     def evict(self, max_bytes: int) -> None:
         """Delete least recently used files of all models until they fit."""
         evicted = evict(self._folder.root, max_bytes)
-        self._num_bytes, self._scanned_s = evicted.num_bytes_left, time.monotonic()
+        self._num_bytes, self._num_new, self._scanned_s = evicted.num_bytes_left, 0, time.monotonic()
         self.metrics.note_disk(evicted.num_bytes_left)
         if evicted.num_blocks:
             self.metrics.count_blocks("evicted", evicted.num_tokens, evicted.num_bytes, evicted.num_blocks)
@@ -261,7 +285,7 @@ class DiskTier:
     def _identity(self, namespace: Namespace) -> tuple[object, ...]:
         """Return a namespace that means the same in every process: the contents of adapters in place of their keys."""
         lora: Any = namespace[0]
-        return (tuple([(self._fingerprint(key), scale) for key, scale in lora]), *namespace[1:])
+        return (tuple(sorted((self._fingerprint(key), scale) for key, scale in lora)), *namespace[1:])
 
 
 @dataclass(slots=True, eq=False)
@@ -277,6 +301,7 @@ class DiskCache:
 
     def __init__(self, tier: DiskTier, options: DiskOptions) -> None:
         self._tier, self._max_pending = tier, options.max_pending
+        self._most = int(KEPT * options.max_bytes)  # of one range: for more, all other files would have to leave
         self._ask: Callable[[Ask], Future[Any]] | None = None
         self._next_key: Callable[[], int] = lambda: 0
         self._searches: queue.SimpleQueue[_Search | None] = queue.SimpleQueue()
@@ -324,7 +349,8 @@ class DiskCache:
         """Write saved cells or a saved state soon, unless too much waits for it."""
         with self._wake:
             self._busy_s = time.monotonic()
-            if self._num_pending + data.nbytes > self._max_pending or self._busy_s < self._retry_s or self._is_closed:
+            has_room = data.nbytes <= self._most and self._num_pending + data.nbytes <= self._max_pending
+            if not has_room or self._busy_s < self._retry_s or self._is_closed:
                 self._lose(save, data)
                 return
             self._num_pending += data.nbytes
@@ -357,7 +383,15 @@ class DiskCache:
         """Mark these tokens as used, later."""
         with self._wake:
             if len(self._used) < _MOST_WAITING:
-                self._used[(namespace, tokens)] = None
+                self._mark(namespace, tokens)
+
+    def _mark(self, namespace: Namespace, tokens: bytes) -> None:
+        """Have a path marked later, and no more its beginning: the ranges of a long prompt come one after another."""
+        if self._used:
+            last = next(reversed(self._used))
+            if last[0] == namespace and tokens.startswith(last[1]):
+                del self._used[last]
+        self._used[(namespace, tokens)] = None
 
     def note_unsaved(self) -> None:
         """Have the prefixes on the device saved after a while without work."""
@@ -369,7 +403,7 @@ class DiskCache:
     # ---- threads
 
     def _read_all(self) -> None:
-        while (search := self._searches.get()) is not None:
+        while (search := self._searches.get()) is not None and not self._is_closed:
             lookup = search.lookup
             found = self._guarded(self._tier.find, lookup) or []
             with self._wake:
@@ -377,8 +411,13 @@ class DiskCache:
                 search.is_over.set()
                 if search.is_empty and not search.is_late:
                     continue
+                if self._is_closed:
+                    return
             blocks: DiskBlocks = (found and self._guarded(self._tier.read, lookup, found)) or []
-            self._tell(partial(_end_lookup, lookup, blocks))
+            taken = self._tell(partial(_end_lookup, lookup, blocks))
+            while blocks and taken is not None and not self._is_closed:  # what was read before is in host memory
+                if wait([taken], _TAKEN_S).done:
+                    break
 
     def _write_all(self) -> None:
         if sys.platform == "linux":  # elsewhere the number of a thread may be that of another process
@@ -403,7 +442,7 @@ class DiskCache:
         if item is None:
             self._guarded(self._tier.scan)
             if is_idle:
-                self._tell(lambda engine: engine.scheduler.kv_cache.save_idle())
+                self._tell(self._save_idle)
             return not self._is_closed
         save, data = item
         is_written = self._write(save, data)
@@ -411,13 +450,19 @@ class DiskCache:
             self._num_pending -= data.nbytes
             if not is_written:
                 self._lose(save, data)
-            self._used[(save.namespace, save.tokens)] = None
+            self._mark(save.namespace, save.tokens)
         return True
+
+    def _save_idle(self, engine: Engine) -> None:
+        if engine.is_idle:
+            engine.scheduler.kv_cache.save_idle()
+        else:  # a long generation saves and looks up nothing
+            self.note_unsaved()
 
     def _write(self, save: Save | SaveState, data: SavedState) -> bool:
         try:
-            self._tier.write(save, data)
-            self._has_warned = False
+            if self._tier.write(save, data):
+                self._has_warned = False
         except OSError as error:
             if error.errno in _FULL and time.monotonic() >= self._retry_s:  # once, not for each range that waits
                 self._guarded(self._tier.make_room)
@@ -432,17 +477,18 @@ class DiskCache:
             return True
         return False
 
-    def _tell(self, begin: Callable[[Engine], None]) -> None:
-        """Have the engine's thread do something before its next tick; it may have ended."""
+    def _tell(self, begin: Callable[[Engine], None]) -> Future[Any] | None:
+        """Have the engine's thread do something before its next tick; None if it has ended."""
         if self._ask is None:
-            return
+            return None
 
         def run(engine: Engine) -> Callable[[], None]:
             begin(engine)
             return lambda: None
 
         with suppress(Exception):
-            self._ask(Ask(self._next_key(), run, may_change_cache=True))
+            return self._ask(Ask(self._next_key(), run, may_change_cache=True))
+        return None
 
     def _guarded(self, function: Callable[..., Any], *args: Any) -> Any:
         try:
@@ -473,7 +519,11 @@ def open_disk_cache(
 
     A folder that cannot be made is only warned of if it was not named. Raises `InvalidParams` if it was.
     """
-    if config.disk_cache is None or not limits.host_bytes or limits.cannot_generate:
+    if config.disk_cache is None or limits.cannot_generate:
+        return None
+    if not limits.host_bytes:
+        if config.disk_cache != "auto":
+            _log.warning("disk_cache has no effect without host memory; raise host_cache_bytes, or leave disk_cache out")
         return None
     try:
         folder = disk_folder(config.disk_cache)
@@ -494,7 +544,7 @@ def open_disk_cache(
         has_cells=limits.can_share_part or limits.has_state_apart,
         has_states=not limits.can_share_part,
     )
-    model = layout_fingerprint(fingerprint, (build_info().llama_cpp_commit,))
+    model = layout_fingerprint(fingerprint, (build_info().llama_cpp_commit, VERSION))
     cells = ModelFolder(folder, model, facts)
     tier = DiskTier(cells, options, backend.adapter_fingerprint, backend.saved_cells, metrics)
     _log.info("disk cache: prefixes are kept in %s, at most %d MiB of all models", folder, max_bytes >> 20)
@@ -503,7 +553,7 @@ def open_disk_cache(
 
 def disk_folder(given: str | os.PathLike[str]) -> Path:
     """Return the folder of the option `disk_cache`."""
-    return default_folder() if given == "auto" else Path(given)
+    return default_folder() if given == "auto" else validation.path("disk_cache", given)
 
 
 def default_folder() -> Path:

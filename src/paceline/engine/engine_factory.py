@@ -63,7 +63,6 @@ from paceline.runtime import (
     total_memory,
 )
 from paceline.runtime.embedder import longest_text
-from paceline.runtime.gguf_check import files_beside
 from paceline.runtime.memory import mebibytes
 from paceline.runtime.rpc import LENT_DEVICE
 from paceline.runtime.sequence_state import layout_fingerprint
@@ -502,15 +501,12 @@ def assemble(
 
 
 def _written_ns(parts: Parts) -> list[int]:
-    """Return when the files of a model and of its projector were written.
+    """Return when the files of a model and of its projector were written, as of their loads.
 
     Their fingerprints are of samples, which further training may not change.
     """
-    paths: tuple[Path, ...] = getattr(parts.model, "paths", ())
-    files = [*(files_beside(paths[0]) if len(paths) == 1 else paths)]
-    if parts.encoder is not None:
-        files.append(parts.encoder.path)
-    return [path.stat().st_mtime_ns for path in files if path.exists()]
+    of_model: tuple[int, ...] = getattr(parts.model, "written_ns", ())
+    return [*of_model, *(() if parts.encoder is None else (parts.encoder.written_ns,))]
 
 
 def _facts(parts: Parts) -> dict[str, Any]:

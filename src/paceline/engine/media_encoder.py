@@ -102,14 +102,14 @@ class MediaEncoder:
         return self._projector.modalities
 
     @property
-    def path(self) -> Path:
-        """The projector's file."""
-        return self._projector.path
+    def fingerprint(self) -> bytes:
+        """Identifies the projector's file by samples, and its limits."""
+        return self._projector.fingerprint
 
     @property
-    def fingerprint(self) -> bytes:
-        """Identifies the projector's file by samples."""
-        return self._projector.fingerprint
+    def written_ns(self) -> int:
+        """When the projector's file was written."""
+        return self._projector.written_ns
 
     def measure(self, extent: MediaExtent) -> Parts:
         """Return the parts of an image or audio of this extent, without embeddings. Raises `InvalidParams`, `Unsupported`."""

@@ -366,7 +366,7 @@ class KVCache:
 
     def end_lookup(self, lookup: DiskLookup, blocks: DiskBlocks, now_s: float) -> None:
         """Take the result of a lookup into host memory, and let the sequences start that wait for it."""
-        num_read = max([_end_of(save) for save, _ in blocks], default=0) - lookup.num_known
+        num_read = max([_num_common(lookup, save) for save, _ in blocks], default=0) - lookup.num_known
         for save, data in blocks:
             if isinstance(save, Save):
                 self._host.put(save, data, now_s)
@@ -651,8 +651,9 @@ class KVCache:
         return num_tokens > 0 and transfer_s > self._cost.seconds(num_tokens, self.num_cells)
 
 
-def _end_of(save: Save | SaveState) -> int:
-    return save.end if isinstance(save, Save) else save.num_tokens
+def _num_common(lookup: DiskLookup, save: Save | SaveState) -> int:
+    """Return the number of tokens that a lookup has in common with a range or state: the rest belongs to other prompts."""
+    return common_prefix_bytes(lookup.tokens, save.tokens, 0) // TOKEN_BYTES
 
 
 def _is_same(save: Save | SaveState, operation: Operation) -> bool:

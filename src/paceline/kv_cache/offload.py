@@ -385,8 +385,11 @@ class Offloader:
                 max_tokens -= num_saved
 
     def save_idle(self, max_tokens: int) -> bool:
-        """Save a part of a prefix that host memory lacks, and keep the prefix; return False if nothing is left to save."""
-        return any(self._save_part(prefix, max_tokens) for prefix in self.prefixes)
+        """Save a part of a prefix that host memory lacks, and keep the prefix; return False if nothing is left to save.
+
+        The most recently used prefix comes first: the time at the end of an engine may not suffice for all.
+        """
+        return any(self._save_part(prefix, max_tokens) for prefix in reversed(self.prefixes))
 
     def offload_eagerly(self, sequence: CacheSequence, end: Node, max_tokens: int, ticks_left: float) -> None:
         """Save a part of a running sequence if saving max_tokens in a tick would take longer than ticks_left.

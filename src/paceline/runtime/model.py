@@ -107,7 +107,9 @@ class Model(Closeable):
         self._modalities = frozenset({"text"})
         self._overrides = {key: _as_text(value) for key, value in (overrides or {}).items()}
         facts = (f"{key}={value}" for key, value in sorted(self._overrides.items()))
-        self._fingerprint = file_fingerprint(files_beside(paths[0]) if len(paths) == 1 else paths, *facts)
+        files = files_beside(paths[0]) if len(paths) == 1 else paths
+        self._fingerprint = file_fingerprint(files, *facts)
+        self.written_ns = tuple(path.stat().st_mtime_ns for path in files)
         self.metadata: Mapping[str, str] = MappingProxyType(dict(native.metadata) | self._overrides)
         """The scalar metadata of the file as text, overrides included."""
 

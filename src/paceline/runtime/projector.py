@@ -64,10 +64,12 @@ class MediaProjector(Closeable):
     ends the running call.
     """
 
-    def __init__(self, native: _native.MediaProjector, path: Path) -> None:
+    def __init__(self, native: _native.MediaProjector, path: Path, least: int = -1, most: int = -1) -> None:
         self._native: _native.MediaProjector | None = native
         self.path = path
-        self.fingerprint = file_fingerprint([path])
+        limits = [] if (least, most) == (-1, -1) else [f"image tokens {least}, {most}"]  # they cut an image into other parts
+        self.fingerprint = file_fingerprint([path], *limits)
+        self.written_ns = path.stat().st_mtime_ns
 
     @classmethod
     def load(  # noqa: PLR0913 - options of loading
@@ -110,7 +112,10 @@ class MediaProjector(Closeable):
         flash = FLASH_ATTNS[validation.choice("flash_attn", flash_attn, FLASH_ATTNS)]
         try:
             projector = cls(
-                _native.MediaProjector.load(model.native, str(found), use_gpu, threads, least, most, flash), found
+                _native.MediaProjector.load(model.native, str(found), use_gpu, threads, least, most, flash),
+                found,
+                least,
+                most,
             )
         except ModelLoadError as error:
             raise ModelLoadError(f"{error} (model {model.paths[0]})") from None

@@ -23,12 +23,13 @@ from paceline.engine.disk_blocks import (
     EvictedBlocks,
     FoundBlock,
     FoundFile,
+    ModelFolder,
     about,
     evict,
     files_of,
     remove,
 )
-from paceline.kv_cache import DiskLookup, MediaItem
+from paceline.kv_cache import DiskLookup, MediaItem, pack_tokens
 from paceline.scheduling.telemetry import waiting_sequences
 
 
@@ -67,6 +68,42 @@ def test_another_engine_starts_from_the_disk(tmp_path: Path, kind: str) -> None:
     assert again.terminal is not None and again.terminal.usage is not None
     assert again.terminal.usage.cached_from in ("host", "device")
     second.check_output_as_alone(again)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_an_engine_that_ends_writes_what_it_has_just_computed(tmp_path: Path, kind: str, is_stopped: bool) -> None:
+    """Right after the last token, or when its request is ended before that."""
+    first = rig(tmp_path, kind)
+    outcome = first.begin(text(900), 40)
+    while outcome.terminal is None:
+        first.tick()
+        if is_stopped and first.computed(outcome) >= 920:
+            first.engine.scheduler.stop()
+    first.engine.save_prefixes()
+    second = rig(tmp_path, kind)
+    again = second.ask(text(900) + text(20, 3))
+    assert second.shared(again)[0][1] == "disk"
+    second.check_output_as_alone(again)
+
+
+def test_the_most_recently_used_prefix_is_written_first(tmp_path: Path) -> None:
+    """The end of an engine may leave no time for all."""
+    made, order = rig(tmp_path, num_cells=20_000), list[bytes]()
+    put = made.store.put
+
+    def noted(save: Any, data: Any) -> None:
+        order.append(save.tokens[:16])
+        put(save, data)
+
+    made.store.put = noted  # type: ignore[method-assign]
+    prompts = [text(80, seed) for seed in (1, 2, 3)]  # so few that none leaves the device before
+    for outcome in [made.begin(prompt) for prompt in prompts]:
+        while outcome.terminal is None:
+            made.tick()
+    assert not order
+    made.engine.save_prefixes()
+    assert list(dict.fromkeys(order)) == [pack_tokens(prompt[:4]) for prompt in reversed(prompts)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -274,6 +311,15 @@ def test_the_limit_holds_while_it_writes(tmp_path: Path) -> None:
     assert left == sum(file.num_bytes for file in blocks(tmp_path))
 
 
+def test_the_limit_holds_for_all_processes_together(tmp_path: Path) -> None:
+    """None of them knows what the others write until it looks."""
+    made = [rig(tmp_path, of_store={"max_bytes": 100_000}) for _ in range(4)]
+    for seed in range(24):
+        made[seed % 4].ask(text(1100, seed))
+        made[seed % 4].settle()
+        assert sum(file.num_bytes for file in files_of(tmp_path / "kv")) <= 100_000 + 4 * 100_000 // 32 + 20_000
+
+
 def test_two_processes_may_evict_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written(tmp_path, text(2000))
     listing = disk_blocks.files_of
@@ -353,6 +399,51 @@ def test_what_a_killed_writer_left_is_ignored_and_later_deleted(tmp_path: Path) 
     evict(tmp_path / "kv", 1 << 30)
     assert not left.exists()
     assert rig(tmp_path).ask(text(600)).terminal is not None
+
+
+def test_a_part_of_the_facts_about_a_model_is_deleted_as_well(tmp_path: Path) -> None:
+    """Else the folder of the model would stay for ever."""
+    written(tmp_path, text(600))
+    model = blocks(tmp_path)[0].path.parents[1]
+    left = model / ".77.88.part"
+    left.write_bytes(b"half")
+    remove(tmp_path / "kv", [model.name])
+    assert not model.exists()
+
+
+def test_a_folder_that_is_deleted_in_the_middle_of_a_write_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by `paceline cache rm` beside a server."""
+    write, removals = disk_blocks._write_whole, iter([True])
+
+    def write_after_removal(target: Path, parts: Any) -> int:
+        if next(removals, False):
+            shutil.rmtree(tmp_path / "kv")
+        return write(target, parts)
+
+    monkeypatch.setattr(disk_blocks, "_write_whole", write_after_removal)
+    written(tmp_path, text(600))
+    assert sum(file.name.num_cells for file in blocks(tmp_path) if file.name is not None) == 600
+
+
+@pytest.mark.parametrize(("number", "is_deleted"), [(errno.EACCES, False), (errno.EIO, True)])
+def test_files_that_cannot_be_read_are_warned_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int, is_deleted: bool
+) -> None:
+    """A file that the disk cannot give back would be in the way of another one with its cells."""
+    written(tmp_path, text(600))
+    second = rig(tmp_path)
+
+    def fail(*_: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(ModelFolder, "read", fail)
+        outcome = second.ask(text(600) + text(20, 3))
+        second.check_output_as_alone(outcome, second.ask(text(600, 1)))
+    assert caplog.text.count("files of the disk cache cannot be read, and their tokens are computed") == 1
+    assert (counted(second, "blocks", "damaged") > 0) is is_deleted
 
 
 @pytest.mark.parametrize("is_whole", [False, True])
@@ -521,6 +612,18 @@ def test_sequences_that_begin_alike_read_their_beginning_once(tmp_path: Path) ->
     second.run()
     second.check_output_as_alone(*outcomes)
     assert sum(second.computed(outcome) for outcome in outcomes) <= 3 * 32
+
+
+def test_tokens_of_host_memory_do_not_count_as_read(tmp_path: Path) -> None:
+    """Of a file that goes on beyond the prompt, the tokens of the prompt count."""
+    first = rig(tmp_path)
+    first.ask(text(900))
+    first.settle()
+    written(tmp_path, text(900) + text(500, 3))
+    outcome = first.ask(text(900) + text(80, 3) + text(60, 9))
+    assert counted(first, "tokens", "read") >= 500
+    ((num_shared, source),) = first.shared(outcome)
+    assert num_shared == 980 and source != "disk"
 
 
 def test_what_is_slower_to_read_is_computed(tmp_path: Path) -> None:
