@@ -18,6 +18,8 @@ from tests.unit.kv_cache.prefix_rig import KINDS, text
 
 from paceline.engine import disk_blocks
 from paceline.engine.disk_blocks import evict, files_of, remove
+from paceline.kv_cache import TOKEN_BYTES, pack_tokens
+from paceline.kv_cache.radix_tree import common_prefix_bytes
 from paceline.sequence import prefix_namespace
 
 NUM_TOKENS = 5
@@ -49,7 +51,10 @@ class Schedule:
             self.folder / "kv",
             kind=self.kind,
             num_cells=chance.choice([1200, 4096]),
-            limits={"host_bytes": chance.choice([9_000, 40_000, 1_000_000, 1_000_000]), "num_slots": chance.choice([1, 3])},
+            limits={
+                "host_bytes": chance.choice([9_000, 40_000, 1_000_000, 1_000_000]),
+                "num_slots": chance.choice([1, 3]),
+            },
             of_store={"max_bytes": chance.choice([30_000, 1 << 30]), "model": chance.choice((MODELS[0], *MODELS))},
             adapters=["a"],
         )
@@ -99,7 +104,9 @@ class Schedule:
         request = outcome.request
         others = list(self.asked[self.namespace(engine, outcome)])
         others.remove(list(request.prompt))
-        return max([len(os.path.commonprefix([other, list(request.prompt)])) for other in others], default=0)
+        tokens = pack_tokens(list(request.prompt))
+        nums = [common_prefix_bytes(pack_tokens(other), tokens, 0) // TOKEN_BYTES for other in others]
+        return max(nums, default=0)
 
     def namespace(self, engine: DiskRig, outcome: Outcome) -> tuple[Any, ...]:
         return (engine.store.folder.model, prefix_namespace(outcome.request.options))

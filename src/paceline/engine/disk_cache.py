@@ -523,7 +523,9 @@ def open_disk_cache(
         return None
     if not limits.host_bytes:
         if config.disk_cache != "auto":
-            _log.warning("disk_cache has no effect without host memory; raise host_cache_bytes, or leave disk_cache out")
+            _log.warning(
+                "disk_cache has no effect without host memory; raise host_cache_bytes, or leave disk_cache out"
+            )
         return None
     try:
         folder = disk_folder(config.disk_cache)

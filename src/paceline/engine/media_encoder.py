@@ -18,7 +18,6 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Final, Generic, TypeVar
 
 from paceline.clock import Clock

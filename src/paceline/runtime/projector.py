@@ -67,7 +67,9 @@ class MediaProjector(Closeable):
     def __init__(self, native: _native.MediaProjector, path: Path, least: int = -1, most: int = -1) -> None:
         self._native: _native.MediaProjector | None = native
         self.path = path
-        limits = [] if (least, most) == (-1, -1) else [f"image tokens {least}, {most}"]  # they cut an image into other parts
+        limits = (
+            [] if (least, most) == (-1, -1) else [f"image tokens {least}, {most}"]
+        )  # they cut an image into other parts
         self.fingerprint = file_fingerprint([path], *limits)
         self.written_ns = path.stat().st_mtime_ns
 
