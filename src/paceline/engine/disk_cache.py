@@ -403,7 +403,7 @@ class DiskCache:
     # ---- threads
 
     def _read_all(self) -> None:
-        while (search := self._searches.get()) is not None and not self._is_closed:
+        while (search := self._searches.get()) is not None:
             lookup = search.lookup
             found = self._guarded(self._tier.find, lookup) or []
             with self._wake:
