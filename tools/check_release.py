@@ -2,8 +2,8 @@
 
 python -m tools.check_release [--wheels FOLDER] [--publish]
 
-It clones the last commit into a new folder and works there, in an environment of its own, so that no other file of this checkout
-takes part. It needs git and a package index. Without --wheels it builds the wheels of both targets, as tools/build_wheels.py does.
+It clones the last commit into a new folder and works there, in an environment of its own. Of this checkout only this program takes
+part, and tools/build_wheels.py with the limits of a wheel. It needs git and a package index. Without --wheels it builds the wheels of both targets, as tools/build_wheels.py does.
 A release candidate may lack a date in the changelog, project URLs and a tag, and may have notes under "Unreleased": these are
 reported as open, and with --publish as errors.
 """
@@ -27,7 +27,7 @@ from tools.build_wheels import GLIBC, LICENSES, TARGETS, check
 
 ROOT = Path(__file__).parents[1]
 URLS = ("Homepage", "Documentation", "Changelog", "Issues", "Source")
-_WHEEL = re.compile(r"paceline-(?P<version>[^-]+)-(?P<python>cp31[12])-(?P<abi>cp311|abi3)-(?P<platform>[^-]+)\.whl")
+_WHEEL = re.compile(r"paceline-(?P<version>[^-]+)-(?:cp311-cp311|cp312-abi3)-(?P<platform>[^-]+)\.whl")
 _HEADING = re.compile(r"^## (?P<version>\S+)(?:, (?P<date>\d{4}-\d{2}-\d{2}))?$", re.MULTILINE)
 
 
@@ -62,7 +62,11 @@ def check_changelog(root: Path, today: date) -> str:
     newest = next((match for match in parts if match["version"] != "Unreleased"), None)
     if newest is None or not bodies[newest["version"]]:
         raise Problem("CHANGELOG.md has no notes on a version")
-    if newest["date"] is None or date.fromisoformat(newest["date"]) > today:
+    try:
+        is_dated = newest["date"] is not None and date.fromisoformat(newest["date"]) <= today
+    except ValueError as error:
+        raise Problem(f"CHANGELOG.md has the date {newest['date']}: {error}") from None
+    if not is_dated:
         raise Open(f"CHANGELOG.md has no date for {newest['version']}, or one that is to come")
     released = re.search(r"^date-released: (.+)$", (root / "CITATION.cff").read_text(encoding="utf-8"), re.MULTILINE)
     if released is None or released[1] != newest["date"]:
@@ -104,10 +108,17 @@ def check_wheel(path: Path, version: str) -> str:
     glibc = [tuple(map(int, pair)) for pair in re.findall(r"manylinux_(\d+)_(\d+)_", named["platform"])]
     if target is None or not glibc or min(glibc) > tuple(map(int, GLIBC.split("."))):
         raise Problem(f"{path.name} is not for Linux with glibc {GLIBC} on {' or '.join(TARGETS)}")
-    with zipfile.ZipFile(path) as wheel:
-        info = f"paceline-{named['version']}.dist-info/"
-        names = set(wheel.namelist())
-        metadata = Parser().parsestr(wheel.read(info + "METADATA").decode("utf-8"))
+    info = f"paceline-{named['version']}.dist-info/"
+    try:
+        with zipfile.ZipFile(path) as wheel:
+            names = set(wheel.namelist())
+            metadata = Parser().parsestr(wheel.read(info + "METADATA").decode("utf-8"))
+    except zipfile.BadZipFile as error:
+        raise Problem(f"{path.name} cannot be read: {error}") from None
+    except KeyError:
+        raise Problem(f"{path.name} has no {info}METADATA") from None
+    if metadata["Name"] != "paceline":
+        raise Problem(f"{path.name} has the metadata of {metadata['Name']}")
     if {named["version"], metadata["Version"]} != {version}:
         raise Problem(f"{path.name} has version {metadata['Version']}, and the release {version}")
     if metadata["License-Expression"] != LICENSES:

@@ -54,7 +54,11 @@ class Trial:
                 reply = self._post(self._url(server, log.name) + "/v1/chat/completions")
             finally:
                 server.terminate()
-                status = server.wait(60)
+                try:
+                    status = server.wait(60)
+                except subprocess.TimeoutExpired:
+                    server.kill()
+                    status = server.wait()
         if status:
             sys.exit(f"the server ended with status {status}")
         print(f"{time.monotonic() - begin:6.1f} s  paceline serve: {reply!r}", flush=True)
@@ -72,9 +76,10 @@ class Trial:
     def _post(self, url: str) -> str:
         """Return the response to a chat, which the server refuses with 503 while it loads the model."""
         request = urllib.request.Request(url, json.dumps(CHAT).encode(), {"Content-Type": "application/json"})
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy cannot reach the loopback
         for _ in range(1200):
             try:
-                with urllib.request.urlopen(request, timeout=120) as reply:
+                with opener.open(request, timeout=120) as reply:
                     return str(json.load(reply)["choices"][0]["message"]["content"])
             except urllib.error.HTTPError as error:
                 if error.code != 503:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import zipfile
 from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
 
 import pytest
-from tools.build_wheels import LICENSE_FILES, LICENSES, with_licenses
+from tools.build_wheels import LICENSE_FILES, LICENSES, TARGETS, with_licenses
 from tools.check_release import Open, Problem, check_changelog, check_urls, check_version, check_wheel
 
 TODAY = date(2026, 12, 1)
@@ -73,6 +74,9 @@ def test_notes_of_a_version_are_complete_when_it_is_published(root: Path) -> Non
     changed("2026-11-30", "2026-11-29")
     with pytest.raises(Problem, match="another date"):
         check_changelog(root, TODAY)
+    changed("2026-11-30", "2026-13-40")
+    with pytest.raises(Problem, match="has the date 2026-13-40"):
+        check_changelog(root, TODAY)
 
 
 def test_missing_addresses_are_open(root: Path) -> None:
@@ -87,6 +91,7 @@ def contents() -> dict[str, str]:
     names = (
         "_native_v2.so",
         "_native_v3.so",
+        "_native_v4.so",
         "_processor.so",
         "webui/index.html",
         "demo/paceline-demo.gguf",
@@ -118,7 +123,7 @@ def test_a_complete_wheel_is_fine(tmp_path: Path) -> None:
     """The facts are its size, libraries and licences."""
     assert (
         check_wheel(write_wheel(tmp_path, contents()), "0.1.0")
-        == f"0.0 MiB, 3 libraries, {len(LICENSE_FILES)} licences"
+        == f"0.0 MiB, 4 libraries, {len(LICENSE_FILES)} licences"
     )
 
 
@@ -126,6 +131,8 @@ def test_a_complete_wheel_is_fine(tmp_path: Path) -> None:
     ("name", "version", "words"),
     [
         ("paceline-0.1.0-py3-none-any.whl", "0.1.0", "not the name"),
+        (NAME.replace("cp312", "cp311"), "0.1.0", "not the name"),
+        (NAME.replace("abi3", "cp311"), "0.1.0", "not the name"),
         ("paceline-0.1.0-cp312-abi3-linux_x86_64.whl", "0.1.0", "not for Linux with glibc"),
         ("paceline-0.1.0-cp312-abi3-manylinux_2_39_x86_64.whl", "0.1.0", "not for Linux with glibc"),
         ("paceline-0.1.0-cp312-abi3-manylinux_2_28_riscv64.whl", "0.1.0", "not for Linux with glibc"),
@@ -141,7 +148,12 @@ def test_a_wheel_for_something_else_is_an_error(tmp_path: Path, name: str, versi
 def test_a_wheel_without_one_of_its_files_is_an_error(tmp_path: Path) -> None:
     """A core, the page, a licence that the metadata name, and a licence that they do not name; and files of others."""
     complete = contents()
-    for left_out in ("paceline/_native_v2.so", "paceline/webui/index.html", f"{INFO}licenses/stb/LICENSE"):
+    for left_out in (
+        "paceline/_native_v4.so",
+        f"{INFO}METADATA",
+        "paceline/webui/index.html",
+        f"{INFO}licenses/stb/LICENSE",
+    ):
         files = {name: text for name, text in complete.items() if name != left_out}
         with pytest.raises(Problem, match=left_out):
             check_wheel(write_wheel(tmp_path, files), "0.1.0")
@@ -152,3 +164,16 @@ def test_a_wheel_without_one_of_its_files_is_an_error(tmp_path: Path) -> None:
     old = complete[INFO + "METADATA"].replace(LICENSES, "Apache-2.0")
     with pytest.raises(Problem, match="has the licence Apache-2.0"):
         check_wheel(write_wheel(tmp_path, {**complete, INFO + "METADATA": old}), "0.1.0")
+    other = complete[INFO + "METADATA"].replace("Name: paceline", "Name: other")
+    with pytest.raises(Problem, match="has the metadata of other"):
+        check_wheel(write_wheel(tmp_path, {**complete, INFO + "METADATA": other}), "0.1.0")
+    (tmp_path / NAME).write_bytes(b"cut off")
+    with pytest.raises(Problem, match="cannot be read"):
+        check_wheel(tmp_path / NAME, "0.1.0")
+
+
+def test_wheels_have_the_cores_of_the_build() -> None:
+    """Each processor family has all of its cores."""
+    text = (Path(__file__).parents[2] / "cmake/cores.cmake").read_text(encoding="utf-8")
+    cores = {family: tuple(names.split()) for family, names in re.findall(r"set\(PACELINE_CORES_OF_(\w+) (.+)\)", text)}
+    assert {"X86": TARGETS["x86_64"], "ARM": TARGETS["aarch64"]} == cores
