@@ -54,6 +54,30 @@ def test_the_port_is_open_while_the_model_loads(monkeypatch: pytest.MonkeyPatch)
         assert client.get("/health/ready").status_code == 200
 
 
+def test_a_server_has_metrics_while_its_model_loads() -> None:
+    """Of HTTP and of the process; those of the engine come with the engine."""
+    llm = StandInLLM(is_loaded=False)
+
+    async def main() -> tuple[str, str]:
+        app = build_app(ServerSettings(), llm)
+        transport = httpx.ASGITransport(app)
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
+        ):
+            await client.get("/health")
+            loading = (await client.get("/metrics")).raise_for_status().text
+            llm.load.set()
+            await app.state.service.loaded.wait()
+            return loading, (await client.get("/metrics")).raise_for_status().text
+
+    loading, loaded = asyncio.run(asyncio.wait_for(main(), LONG_S))
+    assert 'paceline_http_requests_total{method="GET",route="/health",status="503"} 1.0' in loading
+    assert "process_resident_memory_bytes" in loading
+    assert "paceline_engine_alive" not in loading
+    assert "paceline_engine_alive 1.0" in loaded
+
+
 @pytest.mark.parametrize("kind", [ModelLoadError, InvalidParams])
 def test_a_model_that_cannot_be_loaded_is_reported_without_its_folder(kind: type[Exception]) -> None:
     """Every health route reports it, also after an error in the settings."""

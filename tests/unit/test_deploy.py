@@ -6,6 +6,9 @@ import configparser
 import json
 import re
 import shlex
+import signal
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import pytest
 import yaml
 from tests.unit.server.flags.world import resolved
 
+from paceline.cli.endings import WRONG_USAGE
 from paceline.server.application import health_routes
 from paceline.server.settings import ServerSettings
 from paceline.server.web_page import is_guarded
@@ -76,6 +80,30 @@ def test_the_image_runs_the_server_as_a_user_that_may_write_to_the_cache_alone()
     assert {**cuda.environment, "PATH": ""} == {**image.environment, "PATH": ""}
 
 
+def test_the_check_of_health_uses_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment of a container may name a proxy, which would look for the server on its own loopback."""
+    *_, check = Dockerfile().instructions["HEALTHCHECK"].partition("CMD ")
+    _, _, program = json.loads(check)
+    asked: list[str] = []
+
+    class Health(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Health) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        exec(program.replace(":8080/", f":{server.server_port}/"), {})
+        server.shutdown()
+    assert asked == ["/health"]
+
+
 def test_the_compose_file_runs_the_image_with_keys_and_time_to_drain() -> None:
     """The root file system is read-only, and the port is published on the loopback."""
     (compose,) = documents("compose.yaml")
@@ -91,6 +119,7 @@ def test_the_compose_file_runs_the_image_with_keys_and_time_to_drain() -> None:
         image.instructions["VOLUME"]
     )
     assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"] and "no-new-privileges:true" in service["security_opt"]
     assert int(service["stop_grace_period"].removesuffix("s")) > SHUTDOWN_S
 
 
@@ -109,10 +138,13 @@ def test_the_unit_of_systemd_has_the_flags_of_its_page_and_time_to_drain() -> No
     assert program.endswith("/bin/paceline")
     page = (ROOT / "docs/guide/deploy.md").read_text(encoding="utf-8")
     (config,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
-    files = {"%d/config.toml": config, "/srv/models/model.gguf": ""}
+    name, _ = service["LoadCredential"].split(":")
+    files = {f"%d/{name}": config, "/srv/models/model.gguf": ""}
     server = settings(command, {}, **files)
     assert server.api_keys and str(server.model) == "/srv/models/model.gguf"
     assert int(service["TimeoutStopSec"]) > SHUTDOWN_S
+    assert int(service["SuccessExitStatus"]) == 128 + signal.SIGTERM
+    assert int(service["RestartPreventExitStatus"]) == WRONG_USAGE
     assert unit("paceline.socket")["Socket"]["ListenStream"] == f"{DEFAULTS.hosts[0]}:{DEFAULTS.port}"
 
 
@@ -167,6 +199,16 @@ def dashboard() -> list[str]:
         *(target["expr"] for panel in board["panels"] for target in panel["targets"]),
         *(variable["query"]["query"] for variable in board["templating"]["list"] if variable["type"] == "query"),
     ]
+
+
+def test_the_cases_of_alerts_name_alerts_and_metrics() -> None:
+    """Names that are gone are found without promtool, which runs the cases."""
+    (rules,), (cases,) = documents("prometheus/alerts.yml"), documents("prometheus/alerts_test.yml")
+    names = {rule["alert"] for group in rules["groups"] for rule in group["rules"]}
+    assert cases["rule_files"] == ["alerts.yml"]
+    for case in cases["tests"]:
+        assert {expected["alertname"] for expected in case["alert_rule_test"]} <= names, case["name"]
+        assert {series["series"].partition("{")[0] for series in case["input_series"]} <= exposed().keys(), case["name"]
 
 
 @pytest.mark.parametrize("expressions", [alerts, dashboard])

@@ -70,12 +70,15 @@ async def events(
     "/metrics", summary="Counters and histograms for Prometheus", responses=PLAIN_TEXT, response_class=Response
 )
 async def metrics(request: Request) -> Response:
-    """Prometheus's text format, or OpenMetrics where Accept asks for it; docs/prometheus.md lists the names."""
+    """Return metrics in Prometheus's text format, or in OpenMetrics if Accept asks for it; docs/prometheus.md lists the names.
+
+    While the model loads there are the metrics of HTTP and of the process.
+    """
     service = Service.of(request.scope)
     if not service.settings.metrics:
         raise ApiException(METRICS_OFF)
-    accept, engine = request.headers.get("accept", ""), service.engine()
-    http, llama = service.http_metrics, service.llama_metrics
+    engine = service.engine() if service.is_loaded else None
+    http, llama, accept = service.http_metrics, service.llama_metrics, request.headers.get("accept", "")
     return await asyncio.to_thread(engine_metrics, engine, http, llama, accept, service.created)
 
 

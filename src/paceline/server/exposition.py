@@ -256,13 +256,15 @@ _KINDS: dict[str, type[CounterMetricFamily | GaugeMetricFamily | HistogramMetric
 
 
 def engine_metrics(
-    engine: EngineClient, http: HttpMetrics, llama: LlamaMetrics, accept: str = "", created: int = 0
+    engine: EngineClient | None, http: HttpMetrics, llama: LlamaMetrics, accept: str = "", created: int = 0
 ) -> Response:
     """Return the response to a scrape of one engine and its server. Waits for the engine's metrics: not on an event loop.
 
-    accept: the Accept header, which decides about the format. created: the server's start in Unix seconds, for llama-server's
-    header.
+    engine: None: it is not loaded. accept: the Accept header, which decides about the format. created: the server's start in Unix
+    seconds, for llama-server's header.
     """
+    if engine is None:
+        return _response(http.samples(), accept, created)
     snapshot, heartbeat = engine.stats(), engine.heartbeat()
     samples = (*snapshot, *_heartbeat_samples(heartbeat), *http.samples(), *llama.samples(snapshot))
     workers = () if heartbeat.worker_pid is None else _worker_families(heartbeat.worker_pid)
@@ -354,11 +356,11 @@ def _family(samples: list[Sample]) -> Family:
 _INTRODUCTION = """\
 # Prometheus
 
-`GET /metrics` responds in Prometheus's text format, or in OpenMetrics where the scraper asks for that. It has all
-metrics of the engine (docs/metrics.md), and those on this page. With a worker process the engine's numbers are those of all
-workers so far; what the last report of a worker that died did not hold is lost.
-`process_*` is about the process that serves HTTP and `paceline_worker_process_*` about the one that computes, where
-there is one and the system reports them: memory, processor time, open file descriptors, start.
+`GET /metrics` responds in Prometheus's text format, or in OpenMetrics if the scraper asks for it. It has all
+metrics of the engine (docs/metrics.md) once the model is loaded, and the metrics on this page. With a worker process
+the engine's numbers are those of all workers so far; a worker that died takes along the counts since its last report.
+`process_*` is about the process that serves HTTP and `paceline_worker_process_*` about the worker process, if
+there is a worker and the system reports them: memory, processor time, open file descriptors, start.
 
 This page is generated from `src/paceline/server/exposition.py`.
 """
