@@ -200,6 +200,26 @@ def test_garbage_is_collected_while_the_model_loads_and_what_is_left_never_again
     assert calls == [("collect", False), ("freeze", True)]
 
 
+@pytest.mark.parametrize("task", ["_watch", "_report_life", "_reload_on_request"])
+def test_a_task_of_the_server_that_fails_ends_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, task: str
+) -> None:
+    """With the code 1, and the error in the log: the server would not be watched any more."""
+
+    async def fail(_: Serving) -> None:
+        raise TypeError("our own mistake")
+
+    async def main() -> int:
+        app = build_app(SETTINGS, StandInLLM())
+        with Listeners(SETTINGS) as listeners:
+            serving = Serving(app, ServerConfig(app, SETTINGS, None), listeners, prepare_loop())
+            return await asyncio.wait_for(serving.run(), LONG_S)
+
+    monkeypatch.setattr(Serving, task, fail)
+    assert asyncio.run(main()) == 1
+    assert "our own mistake" in caplog.text
+
+
 @pytest.mark.parametrize("start", ["", "@"], ids=["path", "abstract"])
 def test_a_service_manager_gets_the_states_of_the_server(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, start: str

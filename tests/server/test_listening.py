@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -17,8 +18,9 @@ from tests.ports import free_port
 from tests.server.program import ENVIRONMENT, PROGRAM
 from tests.server.running import LONG_S
 
-from paceline.server.listeners import CannotListen, Listeners, inherited_sockets, num_connections, url_of
+from paceline.server.listeners import CannotListen, Listeners, host_of, inherited_sockets, num_connections, url_of
 from paceline.server.settings import ServerSettings
+from paceline.server.web_page import is_guarded
 
 HAS_IPV6 = socket.has_dualstack_ipv6()
 
@@ -86,6 +88,26 @@ def test_a_descriptor_that_does_not_listen_is_named(kind: socket.SocketKind) -> 
         )  # fmt: skip
     assert done.returncode == 1
     assert b"descriptor 3 of the service manager is no stream socket that listens" in done.stderr
+
+
+def test_a_socket_of_another_family_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a unit with ListenStream=vsock:... It has neither an IP address nor a path."""
+    other: Any = SimpleNamespace(family=-1, type=socket.SOCK_STREAM, getsockopt=lambda *_: 1)
+    monkeypatch.setenv("LISTEN_PID", str(os.getpid()))
+    monkeypatch.setenv("LISTEN_FDS", "1")
+    monkeypatch.setattr("paceline.server.listeners.socket.socket", lambda **_: other)
+    with pytest.raises(CannotListen, match="descriptor 3 of the service manager is neither of IP nor a Unix socket"):
+        inherited_sockets()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="abstract names are Linux's")
+def test_an_abstract_socket_is_shown_by_its_name_after_an_at_sign() -> None:
+    """As systemd writes it. Only this machine reaches it."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"\0paceline-{os.getpid()}")
+        assert host_of(listener) == f"@paceline-{os.getpid()}"
+        assert url_of(listener, ServerSettings()) == f"unix://@paceline-{os.getpid()}"
+        assert is_guarded(ServerSettings(hosts=(host_of(listener),)))
 
 
 @pytest.mark.parametrize("number", ["", "one", "-1", "1.0", "\N{ARABIC-INDIC DIGIT ONE}", "100000"])

@@ -64,6 +64,8 @@ def inherited_sockets() -> list[socket.socket]:
             raise CannotListen(f"cannot use descriptor {descriptor} of the service manager: {error.strerror}") from None
         if not is_listening or inherited.type != socket.SOCK_STREAM:
             raise CannotListen(f"descriptor {descriptor} of the service manager is no stream socket that listens")
+        if inherited.family not in (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX):
+            raise CannotListen(f"descriptor {descriptor} of the service manager is neither of IP nor a Unix socket")
         inherited.set_inheritable(False)
         sockets.append(inherited)
     return sockets
@@ -71,8 +73,13 @@ def inherited_sockets() -> list[socket.socket]:
 
 def host_of(listener: socket.socket) -> str:
     """Return the address of a listening socket as it stands in `ServerSettings.hosts`."""
+    return _unix_name(listener) if listener.family == socket.AF_UNIX else str(listener.getsockname()[0])
+
+
+def _unix_name(listener: socket.socket) -> str:
+    """Return the path of a Unix socket, or its abstract name after an @."""
     name = listener.getsockname()
-    return str(name) if listener.family == socket.AF_UNIX else str(name[0])
+    return f"@{name[1:].decode(errors='replace')}" if isinstance(name, bytes) else str(name)
 
 
 class Listeners:
@@ -156,7 +163,7 @@ def _openable(path: Path) -> Iterator[Path]:
 def url_of(listener: socket.socket, settings: ServerSettings) -> str:
     """Return the URL for a client on this machine."""
     if listener.family == socket.AF_UNIX:
-        return f"unix://{listener.getsockname()}{settings.root_path}"
+        return f"unix://{_unix_name(listener)}{settings.root_path}"
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     return f"{'https' if settings.ssl_certfile else 'http'}://{shown}:{port}{settings.root_path}"

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 FAILED = 1
 ENGINE_ENDED = 70
-"""The exit code where the engine gave up by itself: EX_SOFTWARE of sysexits.h."""
+"""The exit code if the engine gave up by itself: EX_SOFTWARE of sysexits.h."""
 
 _log = logging.getLogger("paceline.server")
 _FLUSH_S = 5.0  # for ended streams to send their last chunk
@@ -150,6 +150,8 @@ class Serving:
         running.add_done_callback(lambda _: self.end())  # if uvicorn ends by itself
         watching, reporting = asyncio.create_task(self._watch()), asyncio.create_task(self._report_life())
         reloading = asyncio.create_task(self._reload_on_request())
+        for task in (watching, reporting, reloading):
+            task.add_done_callback(self._end_if_failed)
         await self._signals.requested.wait()
         tell_manager("STOPPING=1")
         watching.cancel()
@@ -164,6 +166,14 @@ class Serving:
     def end(self) -> None:
         """Start the shutdown, as the first signal does."""
         self._signals.request()
+
+    def _end_if_failed(self, task: asyncio.Task[None]) -> None:
+        """End the server if a task of its own failed: it would not be watched, or not report its life, any more."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            _log.critical("the server ends by an internal error", exc_info=error)
+            self._code = FAILED
+            self.end()
 
     async def _reload_on_request(self) -> None:
         while True:
@@ -192,7 +202,7 @@ class Serving:
             say("warning: every client that reaches this address may use the server; set an API key, or bind 127.0.0.1")
             if self._settings.checks_hosts and not self._settings.allowed_hosts:
                 say("clients that ask for this machine by a name need --allowed-hosts NAME; IP addresses are fine")
-        gc.collect()  # here a model usually still loads; behind it would hold up the first requests, for little garbage
+        gc.collect()  # the model usually still loads; after the load it would delay the first requests, for little garbage
         await self._service.loaded.wait()
         if self._service.failure is None:
             gc.freeze()  # each full collection of what is present would block the loop for 50 ms
@@ -210,7 +220,7 @@ class Serving:
         while timeout_s is not None:
             if self._service.is_draining or self._service.is_alive:
                 tell_manager("WATCHDOG=1")
-            await asyncio.sleep(timeout_s / 2)
+            await asyncio.sleep(timeout_s / 4)  # one report may be missing
 
     async def _drain(self) -> None:
         """Wait `drain_s` for running requests; then end them with SHUTDOWN, and wait for their last chunks."""

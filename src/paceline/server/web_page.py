@@ -240,7 +240,7 @@ def is_guarded(settings: ServerSettings) -> bool:
 
 
 def _is_local(host: str) -> bool:
-    if is_socket_path(host) or host == "localhost" or host.endswith(".localhost"):
+    if is_socket_path(host) or host.startswith(("/", "@")) or host == "localhost" or host.endswith(".localhost"):
         return True
     try:
         return ipaddress.ip_address(host.partition("%")[0]).is_loopback
