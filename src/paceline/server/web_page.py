@@ -240,7 +240,13 @@ def is_guarded(settings: ServerSettings) -> bool:
 
 
 def _is_local(host: str) -> bool:
-    if is_socket_path(host) or host.startswith(("/", "@")) or host == "localhost" or host.endswith(".localhost"):
+    if (
+        is_socket_path(host)
+        or host[:1] == "@"
+        or Path(host).is_absolute()
+        or host == "localhost"
+        or host.endswith(".localhost")
+    ):
         return True
     try:
         return ipaddress.ip_address(host.partition("%")[0]).is_loopback
