@@ -185,7 +185,7 @@ def test_keys_work_while_a_reply_runs(endless: Served, open_page: Open) -> None:
     """Enter sends a message after the running reply, and Escape stops a reply wherever the focus is."""
     chat = open_page(endless.url)
     page = chat.page
-    assert page.get_by_role("button", name="takes no images or audio").is_disabled()
+    page.get_by_role("button", name="Attach files: text, PDF", exact=True).wait_for()
     chat.send("Write.")
     chat.wait_text(20)
     wait_holds(page.locator(".pace"), re.compile(r"[\d.]+ tok/s, [\d,]+ tokens, \d:\d\d"))

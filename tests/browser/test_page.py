@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import struct
 import zlib
 from collections.abc import Callable, Iterator
@@ -149,14 +150,70 @@ def test_sound_is_sent_and_can_be_heard(open_page: Open, tmp_path: Path) -> None
 
 
 def test_file_that_is_no_image_is_refused(seeing: Served, open_page: Open) -> None:
-    """A file that only calls itself an image, or is of another kind, is refused by its name."""
+    """A file that only calls itself an image or a PDF, or is of another kind, is refused by its name."""
     chat = open_page(seeing.url)
     chat.composer.wait_for()
     alert = chat.page.locator("form.composer").get_by_role("alert")
     drop(chat, "broken.png", "image/png", b"no picture")
     alert.filter(has_text="broken.png cannot be read as an image").wait_for()
     drop(chat, "letter.pdf", "application/pdf", b"%PDF")
-    alert.filter(has_text="letter.pdf is neither an image nor audio").wait_for()
+    alert.filter(has_text="letter.pdf cannot be read as a PDF").wait_for()
+    drop(chat, "letter.bin", "", b"\xff\x00\xfe")
+    alert.filter(has_text="letter.bin is neither an image, audio, a PDF nor text").wait_for()
+
+
+def pdf(text: str) -> bytes:
+    """A PDF with a page of one line."""
+    stream = f"BT /F1 24 Tf 72 720 Td ({text}) Tj ET".encode()
+    objects = [
+        b"<</Type/Catalog/Pages 2 0 R>>",
+        b"<</Type/Pages/Kids[3 0 R]/Count 1>>",
+        b"<</Type/Page/Parent 2 0 R/MediaBox[0 0 612 792]/Contents 4 0 R/Resources<</Font<</F1 5 0 R>>>>>>",
+        b"<</Length %d>>stream\n%s\nendstream" % (len(stream), stream),
+        b"<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>",
+    ]
+    body, places = b"%PDF-1.4\n", []
+    for number, content in enumerate(objects, 1):
+        places.append(len(body))
+        body += b"%d 0 obj%s endobj\n" % (number, content)
+    table = b"".join(b"%010d 00000 n \n" % place for place in places)
+    return body + b"xref\n0 6\n0000000000 65535 f \n%strailer<</Size 6/Root 1 0 R>>\nstartxref\n%d\n%%%%EOF" % (
+        table,
+        len(body),
+    )
+
+
+def test_text_code_and_pdf_are_sent_as_text(served: Served, open_page: Open) -> None:
+    """Files are read in the page, shown with their tokens, and stand before the message; a long paste is a file, too."""
+    chat = open_page(served.url)
+    chat.set_parameters(Max_tokens="4")
+    chips = chat.page.locator("form.composer .chips")
+    drop(chat, "letter.pdf", "application/pdf", pdf("Dear fox, 17"))
+    wait_holds(chips, re.compile(r"letter\.pdf\d+ tokens"))
+    drop(chat, "a.py", "text/x-python", b"x = 1\n")
+    wait_holds(chips, re.compile(r"a\.py\d+ tokens"))
+    chat.composer.evaluate(
+        """field => {
+            const carried = new DataTransfer();
+            carried.setData("text/plain", "word ".repeat(1500));
+            field.dispatchEvent(new ClipboardEvent("paste", { clipboardData: carried, bubbles: true, cancelable: true }));
+        }"""
+    )
+    wait_holds(chips, re.compile(r"pasted\.txt[\d,]+ tokens, more than the context"))
+    chat.page.get_by_role("button", name="Put pasted.txt into the message").click()
+    assert chat.composer.input_value() == "word " * 1500
+    chat.composer.fill("What is this?")
+    with chat.page.expect_request("**/v1/chat/completions") as sent:
+        chat.composer.press("Enter")
+    content = sent.value.post_data_json["messages"][0]["content"]
+    assert content == (
+        '<file name="letter.pdf">\nDear fox, 17\n</file>\n\n<file name="a.py">\nx = 1\n</file>\n\nWhat is this?'
+    )
+    chat.wait_done()
+    chat.page.reload()
+    file = chat.messages.first.locator("details.file").last
+    file.locator("summary").click()
+    wait_holds(file.locator("pre"), "x = 1")
 
 
 # ---- keys

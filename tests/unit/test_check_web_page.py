@@ -35,6 +35,14 @@ def test_a_page_that_is_whole_passes(
     assert "in 3 files" in capsys.readouterr().out
 
 
+def test_a_library_that_is_loaded_later_is_no_part_of_the_first_view(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its size counts for all files alone."""
+    later = {"assets/b.js": random.Random(1).randbytes(500 * 1024)}
+    assert checked(monkeypatch, tmp_path, GOOD | later) == 0
+
+
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
@@ -45,7 +53,8 @@ def test_a_page_that_is_whole_passes(
         ({"index.html": PAGE + b'<p style="color:red">'}, "inline"),
         ({"index.html": PAGE + b'<img onerror="x()">'}, "inline"),
         ({"index.html": PAGE + b'<script src="https://cdn.example/x.js"></script>'}, "elsewhere"),
-        ({"assets/a.js": random.Random(1).randbytes(310 * 1024)}, "more than"),
+        ({"assets/a.js": random.Random(1).randbytes(310 * 1024)}, "its first view has"),
+        ({"assets/b.js": random.Random(1).randbytes(1030 * 1024)}, "it has"),
     ],
 )
 def test_a_page_with_a_fault_fails(

@@ -365,6 +365,19 @@ describe("ConversationStore", () => {
     ]);
   });
 
+  it("sends the texts of files before the message, and as parts only beside images", async () => {
+    const opened = store.create();
+    const file = { kind: "text", name: 'a "b".py', text: "x = 1\n\n", tokens: 3 } as const;
+    await store.send(opened, null, "look", [file]);
+    const text = '<file name="a \\"b\\".py">\nx = 1\n</file>\n\nlook';
+    expect(server.bodies.at(-1)?.["messages"]).toEqual([{ role: "user", content: text }]);
+    await store.send(opened, null, "look", [file, { kind: "image", name: "a.png", url: "data:image/png;base64,AAAA" }]);
+    expect(server.bodies.at(-1)?.["messages"][0].content).toEqual([
+      { type: "image_url", image_url: { url: "data:image/png;base64,AAAA" } },
+      { type: "text", text },
+    ]);
+  });
+
   it("goes on with a reply that was being generated when the page was left", async () => {
     const opened = store.create();
     await store.send(opened, null, "x", []);

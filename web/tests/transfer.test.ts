@@ -11,7 +11,9 @@ function example() {
     id, parent, role, conversation: conversation.id, content: id, createdAt: Number(id), state: "done", ...more,
   }); // prettier-ignore
   const messages = [
-    message("1", null, "user", { attachments: [{ kind: "image", name: "a.png", url: PNG }] }),
+    message("1", null, "user", {
+      attachments: [{ kind: "image", name: "a.png", url: PNG }, { kind: "text", name: "a.py", text: "x = 1" }],
+    }),
     message("2", "1", "assistant", {
       reasoning: "r",
       toolCalls: [{ id: "c", name: "f", arguments: "{}" }],
@@ -40,7 +42,10 @@ describe("export and import", () => {
     expect(after?.messages.some((one) => before.messages.some((old) => old.id === one.id))).toBe(false);
     expect(after?.messages[1]).toMatchObject({ reasoning: "r", notes: ["n"], toolCalls: [{ id: "c", name: "f" }] });
     expect(after?.messages[1]?.usage?.prompt_tokens_details?.cached_tokens).toBe(2);
-    expect(after?.messages[0]?.attachments).toEqual([{ kind: "image", name: "a.png", url: PNG }]);
+    expect(after?.messages[0]?.attachments).toEqual([
+      { kind: "image", name: "a.png", url: PNG },
+      { kind: "text", name: "a.py", text: "x = 1" },
+    ]);
   });
 
   it("keep the branch that was shown, and stop what was being generated", () => {

@@ -4,6 +4,7 @@ import type { Attachment } from "../conversations/model";
 const SENT_AS_IT_IS = new Set(["image/png", "image/jpeg"]);
 const SOUNDS_SENT_AS_THEY_ARE = new Set(["audio/wav", "audio/x-wav", "audio/wave", "audio/mpeg", "audio/mp3", "audio/flac", "audio/x-flac"]);
 const MOST_BYTES = 20 << 20;
+const MOST_CHARACTERS = 4_000_000; // of a text file
 
 /** Return files as attachments, in formats that the server reads. Throws with a sentence about the first that cannot be one. */
 export async function attachmentsOf(files: Iterable<File>, model: ModelFacts | null): Promise<Attachment[]> {
@@ -12,9 +13,9 @@ export async function attachmentsOf(files: Iterable<File>, model: ModelFacts | n
   return found;
 }
 
-/** Throw if a model takes no files of this kind. */
+/** Throw if a model takes no files of this kind; the text of a file is taken by each. */
 export function checkKind(kind: Attachment["kind"], model: ModelFacts | null): void {
-  if (!model || model.modalities.includes(kind)) return;
+  if (kind === "text" || !model || model.modalities.includes(kind)) return;
   const what = kind === "image" ? "images" : "audio";
   throw new Error(
     `${model.id} takes no ${what}. Choose a model that does, or start the server with the model's multimodal projector (--mmproj).`,
@@ -24,7 +25,7 @@ export function checkKind(kind: Attachment["kind"], model: ModelFacts | null): v
 async function attachmentOf(file: File, model: ModelFacts | null): Promise<Attachment> {
   const kind = file.type.startsWith("image/") ? "image" : file.type.startsWith("audio/") ? "audio" : null;
   const name = file.name || (kind ?? "file");
-  if (!kind) throw new Error(`${name} is neither an image nor audio.`);
+  if (!kind) return { kind: "text", name, text: await readText(file, name) };
   checkKind(kind, model);
   if (file.size > MOST_BYTES) throw new Error(`${name} has more than ${MOST_BYTES >> 20} MB.`);
   try {
@@ -32,6 +33,39 @@ async function attachmentOf(file: File, model: ModelFacts | null): Promise<Attac
   } catch {
     throw new Error(`${name} cannot be read as ${kind === "image" ? "an image" : "audio"}.`);
   }
+}
+
+async function readText(file: File, name: string): Promise<string> {
+  if (file.size > MOST_BYTES) throw new Error(`${name} has more than ${MOST_BYTES >> 20} MB.`);
+  const bytes = await file.arrayBuffer();
+  if (file.type === "application/pdf" || /\.pdf$/i.test(name)) return pdfText(bytes, name);
+  const text = textOf(bytes);
+  if (text === null) throw new Error(`${name} is neither an image, audio, a PDF nor text.`);
+  if (!text.trim()) throw new Error(`${name} is empty.`);
+  if (text.length > MOST_CHARACTERS) throw new Error(`${name} has more than ${MOST_CHARACTERS.toLocaleString("en-US")} characters.`);
+  return text;
+}
+
+/** Return bytes as text in UTF-8; null: they are none. */
+export function textOf(bytes: ArrayBuffer): string | null {
+  try {
+    const text = new TextDecoder("utf-8", { fatal: true }).decode(bytes);
+    return text.includes("\0") ? null : text;
+  } catch {
+    return null;
+  }
+}
+
+async function pdfText(bytes: ArrayBuffer, name: string): Promise<string> {
+  const { readPdf } = await import("./pdf_text");
+  let text: string;
+  try {
+    text = await readPdf(bytes);
+  } catch {
+    throw new Error(`${name} cannot be read as a PDF.`);
+  }
+  if (!text.trim()) throw new Error(`${name} has no text: its pages may be pictures.`);
+  return text;
 }
 
 async function imageUrl(file: File): Promise<string> {

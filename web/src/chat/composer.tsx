@@ -4,11 +4,18 @@ import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { messageOf } from "../api/errors";
 import type { ModelFacts } from "../api/types";
 import type { App } from "../app";
-import type { Attachment } from "../conversations/model";
+import { fileText } from "../conversations/chat_body";
+import type { Attachment, TextAttachment } from "../conversations/model";
 import type { OpenConversation } from "../conversations/store";
 import { Icon } from "../ui/icon";
 import { attachmentsOf, checkKind } from "./attachments";
+import { shownCount } from "../ui/shown";
+import { countTokens } from "./status_line";
 import { fitHeight } from "./text_area";
+
+const LONG_PASTE = 4000; // characters of a pasted text that becomes a file
+const PASTED = "pasted";
+const pastedName = (number: number): string => `${PASTED}${number > 1 ? `-${number}` : ""}.txt`;
 
 interface Draft {
   text: string;
@@ -66,6 +73,7 @@ export function Composer({ app, opened, onSent }: Props): VNode {
   const last = path[path.length - 1];
   const state = last === undefined ? null : opened.message(last).value.state;
   const isBusy = state === "streaming";
+  const [isReading, setReading] = useState(false); // files
   const [isQueued, setQueued] = useState(false); // Enter was pressed while a reply runs
 
   useEffect(() => {
@@ -82,17 +90,41 @@ export function Composer({ app, opened, onSent }: Props): VNode {
     if (next.text !== undefined) storeText(opened, next.text);
   };
   const attach = async (files: Iterable<File>): Promise<void> => {
+    setReading(true);
     try {
-      const found = await attachmentsOf(files, model);
-      change({ attachments: [...(draft.peek() ?? EMPTY).attachments, ...found] });
+      add(await attachmentsOf(files, model));
       setProblem(null);
     } catch (error) {
       setProblem(messageOf(error));
+    } finally {
+      setReading(false);
     }
+  };
+  const add = (found: readonly Attachment[]): void => {
+    change({ attachments: [...(draft.peek() ?? EMPTY).attachments, ...found] });
+    for (const one of found) if (one.kind === "text") void count(one);
+  };
+  const count = async (file: TextAttachment): Promise<void> => {
+    const tokens = await countTokens(fileText(file), opened.facts.peek().model).catch(() => undefined);
+    if (tokens === undefined) return; // the chip stays without a count
+    const now = (draft.peek() ?? EMPTY).attachments;
+    if (now.includes(file)) change({ attachments: now.map((one) => (one === file ? { ...file, tokens } : one)) });
+  };
+  const pasteAsFile = (pasted: string): void => {
+    const names = new Set((draft.peek() ?? EMPTY).attachments.map((one) => one.name));
+    let number = 1;
+    while (names.has(pastedName(number))) number++;
+    add([{ kind: "text", name: pastedName(number), text: pasted }]);
+  };
+  const intoMessage = (file: TextAttachment): void => {
+    const { text, attachments } = draft.peek() ?? EMPTY;
+    change({ text: text + file.text, attachments: attachments.filter((one) => one !== file) });
+    field.current?.focus();
   };
   const send = (): void => {
     const { text, attachments } = draft.peek() ?? EMPTY; // an earlier event may have sent what is shown
     if (!text.trim() && !attachments.length) return;
+    if (isReading) return; // the files are still to come
     if (isBusy) return setQueued(true);
     try {
       for (const one of attachments) checkKind(one.kind, model); // the model may be another one by now
@@ -146,8 +178,18 @@ export function Composer({ app, opened, onSent }: Props): VNode {
             {problem}
           </p>
         )}
+        {isReading && (
+          <p class="note" role="status">
+            Reading the files…
+          </p>
+        )}
         {attachments.length > 0 && (
-          <Chips attachments={attachments} onRemove={(index) => change({ attachments: attachments.filter((_, at) => at !== index) })} />
+          <Chips
+            attachments={attachments}
+            numContext={model?.n_ctx ?? Infinity}
+            onRemove={(index) => change({ attachments: attachments.filter((_, at) => at !== index) })}
+            onUnpack={intoMessage}
+          />
         )}
         <textarea
           ref={field}
@@ -160,9 +202,11 @@ export function Composer({ app, opened, onSent }: Props): VNode {
           onKeyDown={onKey}
           onPaste={(event) => {
             const files = [...(event.clipboardData?.files ?? [])];
-            if (!files.length) return;
+            const pasted = event.clipboardData?.getData("text/plain") ?? "";
+            if (!files.length && pasted.length < LONG_PASTE) return;
             event.preventDefault();
-            void attach(files);
+            if (files.length) void attach(files);
+            else pasteAsFile(pasted);
           }}
         />
         <div class="composer-actions">
@@ -194,17 +238,16 @@ export function Composer({ app, opened, onSent }: Props): VNode {
 
 function AttachButton({ model, onFiles }: { model: ModelFacts | null; onFiles: (files: File[]) => void }): VNode {
   const input = useRef<HTMLInputElement>(null);
-  const isBlind = model !== null && !model.modalities.some((kind) => kind === "image" || kind === "audio");
-  const label = isBlind ? `${model.id} takes no images or audio` : "Attach images or audio";
+  const kinds = ["text", "PDF", ...(model?.modalities ?? []).filter((kind) => kind !== "text").map((kind) => (kind === "image" ? "images" : kind))];
+  const label = `Attach files: ${kinds.join(", ")}`;
   return (
     <>
-      <button type="button" class="icon-button" aria-label={label} title={label} disabled={isBlind} onClick={() => input.current?.click()}>
+      <button type="button" class="icon-button" aria-label={label} title={label} onClick={() => input.current?.click()}>
         <Icon name="clip" />
       </button>
       <input
         ref={input}
         type="file"
-        accept="image/*,audio/*"
         multiple
         hidden
         aria-label="Files"
@@ -217,13 +260,31 @@ function AttachButton({ model, onFiles }: { model: ModelFacts | null; onFiles: (
   );
 }
 
-function Chips({ attachments, onRemove }: { attachments: readonly Attachment[]; onRemove: (index: number) => void }): VNode {
+interface ChipsProps {
+  attachments: readonly Attachment[];
+  numContext: number;
+  onRemove: (index: number) => void;
+  /** Puts the text of a pasted file into the message. */
+  onUnpack: (file: TextAttachment) => void;
+}
+
+function Chips({ attachments, numContext, onRemove, onUnpack }: ChipsProps): VNode {
   return (
     <ul class="chips">
       {attachments.map((one, index) => (
         <li>
-          {one.kind === "image" ? <img src={one.url} alt="" /> : <Icon name="play" />}
+          {one.kind === "image" ? <img src={one.url} alt="" /> : <Icon name={one.kind === "text" ? "file" : "play"} />}
           <span>{one.name}</span>
+          {one.kind === "text" && one.tokens !== undefined && (
+            <span class={one.tokens > numContext ? "too-long" : "muted"}>
+              {shownCount(one.tokens)} tokens{one.tokens > numContext && ", more than the context"}
+            </span>
+          )}
+          {one.kind === "text" && one.name.startsWith(PASTED) && (
+            <button type="button" class="icon-button" aria-label={`Put ${one.name} into the message`} title="Put it into the message" onClick={() => onUnpack(one)}>
+              <Icon name="edit" />
+            </button>
+          )}
           <button type="button" class="icon-button" aria-label={`Remove ${one.name}`} onClick={() => onRemove(index)}>
             <Icon name="close" />
           </button>
@@ -264,7 +325,7 @@ function DropZone({ onFiles, children }: { onFiles: (files: File[]) => void; chi
   }, []);
   return (
     <div class={`drop-zone${isOver ? " over" : ""}`}>
-      {isOver && <p class="drop-hint">Drop images or audio to attach them</p>}
+      {isOver && <p class="drop-hint">Drop files to attach them</p>}
       {children}
     </div>
   );

@@ -3,7 +3,7 @@ import type { ComponentChildren, VNode } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { ModelEntry } from "../api/types";
 import type { App } from "../app";
-import type { Attachment, Message } from "../conversations/model";
+import type { Attachment, Message, TextAttachment } from "../conversations/model";
 import type { Phase, Reply } from "../conversations/reply";
 import type { OpenConversation } from "../conversations/store";
 import { CodeBlock } from "../markdown/code_block";
@@ -89,12 +89,35 @@ function UserBody({ message }: { message: Message }): VNode {
   );
 }
 
-/** Images and sounds, with their names. */
+const MOST_SHOWN = 20_000; // characters of a file
+
+function FileText({ file }: { file: TextAttachment }): VNode {
+  const [isOpen, setOpen] = useState(false);
+  return (
+    <details class="file" open={isOpen} onToggle={(event) => setOpen(event.currentTarget.open)}>
+      <summary>
+        <Icon name="file" />
+        <span>{file.name}</span>
+        {file.tokens !== undefined && <span class="muted">{shownCount(file.tokens)} tokens</span>}
+      </summary>
+      {isOpen && (
+        <pre tabIndex={0} dir="auto">
+          {file.text.slice(0, MOST_SHOWN)}
+          {file.text.length > MOST_SHOWN && "\n…"}
+        </pre>
+      )}
+    </details>
+  );
+}
+
+/** Images, sounds and files, with their names. */
 export function Attachments({ attachments }: { attachments: readonly Attachment[] }): VNode {
   return (
     <div class="attachments">
       {attachments.map((one) =>
-        one.kind === "image" ? (
+        one.kind === "text" ? (
+          <FileText file={one} />
+        ) : one.kind === "image" ? (
           <img src={one.url} alt={one.name} loading="lazy" />
         ) : (
           <audio src={one.url} controls aria-label={one.name} />

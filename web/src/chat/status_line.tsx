@@ -3,7 +3,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { messageOf } from "../api/errors";
 import { jsonPost, requestJson } from "../api/http";
 import { type App, showToast } from "../app";
-import { chatBody } from "../conversations/chat_body";
+import { chatBody, fileText } from "../conversations/chat_body";
 import { contextUse, cutFor, sentPart } from "../conversations/context";
 import { type Message, newId } from "../conversations/model";
 import type { OpenConversation } from "../conversations/store";
@@ -226,6 +226,13 @@ function Breakdown({ app, opened, numContext, onClose }: Props & { numContext: n
   );
 }
 
+/** Return the number of tokens of a text. */
+export async function countTokens(content: string, model: string, abort?: AbortSignal): Promise<number> {
+  const body = { content, parse_special: false, ...(model && { model }) };
+  const { tokens } = await requestJson<{ tokens: unknown[] }>("tokenize", { ...jsonPost(body), ...(abort && { signal: abort }) });
+  return tokens.length;
+}
+
 async function countParts(opened: OpenConversation, path: readonly Message[], abort: AbortSignal): Promise<Map<string, number>> {
   const { system, model } = opened.facts.peek();
   const sent = sentPart(path);
@@ -233,13 +240,12 @@ async function countParts(opened: OpenConversation, path: readonly Message[], ab
   const parts: Array<[string, string]> = [
     ["System message", system.trim()],
     ["Your messages", texts("user")],
+    ["Files", sent.flatMap((one) => (one.attachments ?? []).filter((file) => file.kind === "text").map(fileText)).join("\n")],
     ["Replies", texts("assistant")],
     ["Results of tools", texts("tool")],
   ];
   const counted = parts.filter(([, text]) => text).map(async ([name, content]): Promise<[string, number]> => {
-    const body = { content, parse_special: false, ...(model && { model }) };
-    const { tokens } = await requestJson<{ tokens: unknown[] }>("tokenize", { ...jsonPost(body), signal: abort });
-    return [name, tokens.length];
+    return [name, await countTokens(content, model, abort)];
   });
   return new Map(await Promise.all(counted));
 }

@@ -1,5 +1,5 @@
 import { sentPart as sentMessages } from "./context";
-import type { Attachment, Conversation, Message } from "./model";
+import type { Conversation, MediaAttachment, Message, TextAttachment } from "./model";
 import { parseJson } from "./parameters";
 
 const CONSTRAINTS = ["json_schema", "grammar", "regex", "lark", "choice"] as const;
@@ -65,8 +65,11 @@ function sentMessage(message: Message): Part {
   if (message.role === "assistant") return sentReply(message);
   const attachments = message.attachments ?? [];
   if (!attachments.length) return { role: "user", content: message.content };
-  const text = message.content ? [{ type: "text", text: message.content }] : [];
-  return { role: "user", content: [...attachments.map(sentPart), ...text] };
+  const files = attachments.filter((one) => one.kind === "text").map(fileText);
+  const text = [...files, ...(message.content ? [message.content] : [])].join("\n\n");
+  const media = attachments.filter((one) => one.kind !== "text").map(sentPart);
+  if (!media.length) return { role: "user", content: text };
+  return { role: "user", content: [...media, ...(text ? [{ type: "text", text }] : [])] };
 }
 
 function sentReply(message: Message): Part {
@@ -82,7 +85,12 @@ function sentReply(message: Message): Part {
   return sent;
 }
 
-function sentPart(attachment: Attachment): Part {
+/** Return a file as it stands in a message. */
+export function fileText({ name, text }: TextAttachment): string {
+  return `<file name=${JSON.stringify(name)}>\n${text.trimEnd()}\n</file>`;
+}
+
+function sentPart(attachment: MediaAttachment): Part {
   if (attachment.kind === "image") return { type: "image_url", image_url: { url: attachment.url } };
   const [head = "", data = ""] = attachment.url.split(",", 2);
   return { type: "input_audio", input_audio: { data, format: soundFormat(head) } };

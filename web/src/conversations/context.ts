@@ -51,5 +51,6 @@ function charactersPerToken(path: readonly Message[]): number {
 
 function charactersOf(message: Message): number {
   const calls = message.toolCalls?.reduce((sum, call) => sum + call.name.length + call.arguments.length, 0) ?? 0;
-  return message.content.length + calls;
+  const files = message.attachments?.reduce((sum, one) => sum + (one.kind === "text" ? one.text.length : 0), 0) ?? 0;
+  return message.content.length + calls + files;
 }

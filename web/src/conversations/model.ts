@@ -6,11 +6,21 @@ export type Role = "user" | "assistant" | "tool";
 export type MessageState = "done" | "streaming" | "stopped" | "failed";
 
 /** An image or a sound of a message. url: a data URL. */
-export interface Attachment {
+export interface MediaAttachment {
   kind: "image" | "audio";
   name: string;
   url: string;
 }
+
+/** The text of a file. tokens: counted by the server; absent until it has. */
+export interface TextAttachment {
+  kind: "text";
+  name: string;
+  text: string;
+  tokens?: number;
+}
+
+export type Attachment = MediaAttachment | TextAttachment;
 
 /** The place at which a reply's stream can be read on. offset: bytes of the events that are in the message already. */
 export interface StreamPosition {

@@ -131,12 +131,14 @@ function parseAttachments(value: unknown, place: string): Attachment[] {
   return asList(value, place).map((one, index) => {
     const raw = asObject(one, `${place}[${index}]`);
     const kind = raw["kind"];
-    if (kind !== "image" && kind !== "audio") throw new Error(`${place}[${index}].kind is neither image nor audio.`);
+    const name = asText(raw["name"] ?? "", `${place}[${index}].name`).slice(0, 200);
+    if (kind === "text") return { kind, name, text: asText(raw["text"], `${place}[${index}].text`) };
+    if (kind !== "image" && kind !== "audio") throw new Error(`${place}[${index}].kind is neither image, audio nor text.`);
     const url = asText(raw["url"], `${place}[${index}].url`);
     if (!DATA_URL.test(url) || !url.startsWith(`data:${kind}/`)) {
       throw new Error(`${place}[${index}].url: only data of an ${kind} is taken, no address.`);
     }
-    return { kind, url, name: asText(raw["name"] ?? "", `${place}[${index}].name`).slice(0, 200) };
+    return { kind, url, name };
   });
 }
 
