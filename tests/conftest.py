@@ -27,6 +27,7 @@ pytest.register_assert_rewrite("tests.unit.kv_cache.prefix_rig")  # before a tes
 os.environ.setdefault("PACELINE_NO_DISK_CACHE", "1")  # servers of tests write no prefixes into the user's cache folder
 
 _BEGIN_S = pytest.StashKey[float]()  # when the first test started
+_PATH = pytest.StashKey[Path]()  # the file of the test before
 _EXIT_S = 120  # for the threads that tests have left
 
 
@@ -42,12 +43,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     limit_s = float(mark.args[0] if mark else item.config.getini("timeout"))
     if budget_s is not None and now_s + limit_s > item.config.stash.setdefault(_BEGIN_S, now_s) + budget_s:
         pytest.skip("it might end after the seconds of --budget")
-
-
-def pytest_collection_finish() -> None:
-    """Keep the modules and tests out of garbage collections, which many tests ask for: each would take half a second."""
-    gc.collect()
-    gc.freeze()
+    if item.path != item.config.stash.get(_PATH, None):
+        # Modules, tests and servers of before stay. Left out, they do not slow the garbage collections down that the tests of
+        # this file ask for: with all of them, each would take half a second.
+        item.config.stash[_PATH] = item.path
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_unconfigure() -> None:

@@ -195,8 +195,9 @@ def test_nothing_of_a_conversation_is_missing_from_its_prompt(llama_cpp_source: 
     assert wrong == {}
 
 
+@pytest.mark.parametrize("every", sampled([8, 1], every=2))
 def test_conversations_that_were_whole_are_rendered_as_they_are(
-    llama_cpp_source: Path, monkeypatch: pytest.MonkeyPatch
+    llama_cpp_source: Path, monkeypatch: pytest.MonkeyPatch, every: int
 ) -> None:
     """The bytes equal the template's own rendering, so that cached prefixes and llama-server's prompts stay the same."""
 
@@ -204,7 +205,7 @@ def test_conversations_that_were_whole_are_rendered_as_they_are(
         return apply(messages)
 
     num_same, num_other = 0, 0
-    for name, chat in templates(llama_cpp_source).items():
+    for name, chat in list(templates(llama_cpp_source).items())[::every]:
         for (shape, messages), options in product(SHAPES.items(), options_of(chat)):
             text = rendered(chat, messages, options)
             with monkeypatch.context() as patch:
@@ -215,8 +216,8 @@ def test_conversations_that_were_whole_are_rendered_as_they_are(
             else:
                 assert text == alone, (name, shape)
                 num_same += 1
-    assert num_same > 3600
-    assert num_other > 600
+    assert num_same > 3600 // every * 0.8
+    assert num_other > 600 // every * 0.5
 
 
 def test_the_prompt_of_a_growing_conversation_begins_as_before(llama_cpp_source: Path) -> None:
@@ -271,11 +272,12 @@ def random_conversation(rng: random.Random) -> Messages:
     return messages
 
 
-def test_nothing_of_any_conversation_is_missing_from_its_prompt(llama_cpp_source: Path) -> None:
-    """Six random conversations in every template; gemma 2 refuses a system message alone."""
+@pytest.mark.parametrize("num_conversations", sampled([1, 6], every=2))
+def test_nothing_of_any_conversation_is_missing_from_its_prompt(llama_cpp_source: Path, num_conversations: int) -> None:
+    """Random conversations in every template; gemma 2 refuses a system message alone."""
     rng, wrong = random.Random(5), []
     for name, chat in templates(llama_cpp_source).items():
-        for number in range(6):
+        for number in range(num_conversations):
             messages = random_conversation(rng)
             *_, options = options_of(chat)
             chosen = options if number % 2 else ChatOptions(kwargs=KWARGS)

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from tests.sweeps import sampled
 
 from paceline.demo import demo_model_path
 from paceline.errors import InvalidParams
@@ -181,7 +182,7 @@ def test_weights_that_several_threads_pack_are_whole(kind: str, experts: tuple[i
     check(one, 2)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", sampled(KINDS, every=3))
 def test_extreme_codes_do_not_overflow(each_kernel: str, kind: str) -> None:
     """Weights and activations of the largest magnitude, in all combinations of signs."""
     columns = BLOCKS.get(kind, 32) * 2
@@ -234,7 +235,7 @@ def any_weights(kind: str, rows: int, columns: int, seed: int) -> npt.NDArray[np
     return weights.reshape(1, rows, row_bytes)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", sampled(KINDS, every=3))
 def test_any_bits_of_weights_are_multiplied(each_kernel: str, kind: str) -> None:
     """Codes and scales that no quantiser writes, for example the largest of both, match dequantising.
 
@@ -322,7 +323,7 @@ def test_kernels_agree() -> None:
             assert np.abs(other - found[0]).max() < 1e-3
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", sampled(KINDS, every=3))
 def test_errors_are_no_larger_than_those_of_llama_cpp(each_kernel: str, kind: str) -> None:
     """Against double precision, on normal values: within 2 % of llama.cpp's error, or less."""
     one = SingleProduct(

@@ -28,6 +28,7 @@ TEMPLATES = (
     "openai-gpt-oss-120b",
     "unsloth-mistral-Devstral-Small-2507",
 )
+CLIENTS = ("aider", "claude-code", "codex", "litellm", "opencode", "qwen-code")
 LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 MAX_TOKENS = 24
 
@@ -53,16 +54,17 @@ def served(
 
 
 def _pairs() -> list[Any]:
-    """Return each template with each file; a plain run has each file once, and each template with some of them."""
+    """Return each template with each file; a plain run has each template once, each time with another client."""
+    clients = [min(file.stem for file in FILES if file.stem.startswith(name)) for name in CLIENTS] if FILES else []
     return [
         pytest.param(
             template,
             file,
             id=f"{template}-{file.stem}",
-            marks=[] if number % len(TEMPLATES) == index else [pytest.mark.full],
+            marks=[] if clients[index] == file.stem else [pytest.mark.full],
         )
         for index, template in enumerate(TEMPLATES)
-        for number, file in enumerate(FILES)
+        for file in FILES
     ]
 
 
