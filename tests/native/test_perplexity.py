@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -22,10 +28,14 @@ pytestmark = pytest.mark.native
 TEXT = "Once upon a time there was a little girl. She liked to play with her dog in the park. " * 8
 
 
-def measured(*arguments: str) -> dict[str, float]:
-    done = CliRunner().invoke(build_app(), ["perplexity", "-q", "--json", *arguments], catch_exceptions=False)
+def invoked(*arguments: str, text: str | None = None) -> Any:
+    done = CliRunner().invoke(build_app(), ["perplexity", *arguments], input=text, catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    found: dict[str, float] = json.loads(done.stdout)
+    return done
+
+
+def measured(*arguments: str) -> dict[str, float]:
+    found: dict[str, float] = json.loads(invoked("-q", "--json", *arguments).stdout)
     return found
 
 
@@ -104,4 +114,43 @@ def test_a_stride_is_less_than_a_window(tmp_path: Path) -> None:
     file = tmp_path / "text.txt"
     file.write_text(TEXT, encoding="utf-8")
     done = CliRunner().invoke(build_app(), ["perplexity", str(file), "-c", "64", "--stride", "64"])
-    assert done.exit_code != 0
+    assert done.exit_code == 2
+    assert "--stride must be less than --window (64), not 64" in done.stderr
+
+
+def test_text_of_stdin_has_the_same_figures_in_one_line() -> None:
+    """Without --json they are a sentence."""
+    (line,) = invoked("-q", "-c", "64", text=TEXT).stdout.splitlines()
+    found = json.loads(invoked("-q", "-c", "64", "--json", "-", text=TEXT).stdout)
+    assert line.startswith(f"perplexity {found['perplexity']:.4f} ± {found['perplexity_error']:.4f}, ")
+    assert line.endswith(f"({found['scored_tokens']} tokens of {found['scored_bytes']} bytes)")
+
+
+def test_ctrl_c_prints_the_figures_of_the_windows_that_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the middle of a text. Bytes are those of these windows."""
+    stopped, windows, requested = threading.Event(), list[int](), StopSignal.request
+
+    @contextmanager
+    def bar(total: int, show: object) -> Iterator[Callable[[], object]]:
+        def advance() -> None:
+            windows.append(total)
+            if len(windows) == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+                assert stopped.wait(60)
+
+        yield advance
+
+    def request(stop: StopSignal) -> None:
+        requested(stop)
+        stopped.set()
+
+    monkeypatch.setattr("paceline.engine.results.progress_bar", bar)
+    monkeypatch.setattr(StopSignal, "request", request)
+    done = CliRunner().invoke(build_app(), ["perplexity", "--json", "-c", "64", "-np", "1"], input=TEXT * 8)
+    found = json.loads(done.stdout)
+    assert done.exit_code == 130 or isinstance(done.exception, KeyboardInterrupt)
+    assert found["scored_tokens"] == len(windows) * 31
+    assert 2 <= len(windows) < windows[0]
+    with Model.load(demo_model_path(), vocab_only=True) as model:
+        whole = windows_of(model.tokenizer, TEXT * 8, 64, None)
+    assert found["scored_bytes"] == sum(whole.num_bytes[: len(windows)])
