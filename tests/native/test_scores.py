@@ -105,7 +105,7 @@ def test_a_full_queue_and_a_closed_engine_are_errors() -> None:
             call()
 
 
-def test_a_greedy_choice_is_what_the_model_generates(llm: LLM) -> None:
+def test_only_the_likeliest_continuation_is_greedy(llm: LLM) -> None:
     """`is_greedy` tells the likeliest continuation from others."""
     ids = llm.tokenizer.encode(PROMPT)
     likeliest = llm.generate(ids, temperature=0, max_tokens=5, ignore_eos=True).token_ids

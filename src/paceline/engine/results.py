@@ -392,7 +392,12 @@ def probabilities(model: Model, rows: list[Any]) -> npt.NDArray[np.float64]:
         return found
     if found.shape[1] == 1:
         return np.asarray(0.5 + 0.5 * np.tanh(0.5 * found))  # the sigmoid, without overflows
-    powers = np.exp(found - found.max(axis=1, keepdims=True))
+    return softmax(found)
+
+
+def softmax(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the softmax of each row, (n, values)."""
+    powers = np.exp(values - values.max(axis=1, keepdims=True))
     return np.asarray(powers / powers.sum(axis=1, keepdims=True))
 
 

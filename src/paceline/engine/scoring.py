@@ -16,9 +16,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast, get_args
 
+import numpy as np
+
 from paceline import validation
 from paceline.engine.arguments import SCORING_OPTIONS
-from paceline.engine.results import AsyncBatch, Batch, Outcome, batch_outcome
+from paceline.engine.results import AsyncBatch, Batch, Outcome, batch_outcome, softmax
 from paceline.errors import DeadlineExceeded, InvalidParams, InvalidType, PacelineError, PromptTooLong
 from paceline.params import SamplingParams
 from paceline.request import MAX_INTERVAL, RequestOptions
@@ -204,11 +206,8 @@ def checked_normalization(length_normalization: object) -> LengthNormalization:
 
 def probabilities_of(scores: Sequence[ChoiceScore], by: LengthNormalization) -> tuple[float, ...]:
     """Return the probability of each choice: the softmax of the normalised log-probabilities."""
-    values = [score.normalized(by) for score in scores]
-    greatest = max(values)
-    powers = [math.exp(value - greatest) for value in values]
-    total = math.fsum(powers)
-    return tuple(power / total for power in powers)
+    (probs,) = softmax(np.array([[score.normalized(by) for score in scores]]))
+    return tuple(probs.tolist())
 
 
 def decision(choices: Sequence[str], scores: Sequence[ChoiceScore], by: LengthNormalization) -> Classification:
