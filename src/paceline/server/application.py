@@ -196,7 +196,7 @@ def _health_of_model(service: Service) -> Routes:
         return JSONResponse({"status": "ok"})
 
     async def live() -> Response:
-        """200 also while it loads, idles, computes a long pass or restarts its worker; 503 where it has ended or hangs."""
+        """Return 200 unless the engine has ended or hangs: also during a load, a long pass or a restart of the worker."""
         try:
             heartbeat = service.engine().heartbeat()
         except ModelLoading:
@@ -208,7 +208,7 @@ def _health_of_model(service: Service) -> Routes:
         return _unavailable(_ENGINE_DEAD, state=heartbeat.state)
 
     async def ready() -> Response:
-        """200 where a request would be accepted; else 503 with the reason."""
+        """Return 200 if a request would be accepted; else 503 with the reason."""
         try:
             service.check_ready()
         except ApiException as error:

@@ -81,7 +81,7 @@ class HttpMetrics:
         """Returns further samples of the server."""
 
     def observe(self, route: str, status: int, seconds: float, *, method: str = "GET") -> None:
-        """Count a request. route: the route's pattern, never the path as sent; `OTHER` where none matched."""
+        """Count a request. route: the route's pattern, never the path as sent; `OTHER` if none matched."""
         with self._lock:
             series = (route, method, status)
             if series not in self._requests and len(self._requests) >= _MAX_SERIES:

@@ -146,7 +146,7 @@ class StreamChunk(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=
             possible stop string.
         logprobs: One per token of token_ids, if requested.
         choice: The choice that it belongs to.
-        prompt_logprobs: One per prompt token but the first, if requested; in choice 0.
+        prompt_logprobs: One per prompt token from `prompt_logprobs_start` on, never of the first, if requested; in choice 0.
         finish_reason: Why the choice ended; on its last chunk.
         stop: The stop string, or the id of the stop token or end-of-generation token, that ended it.
         stop_token_ids: Tokens of the stop, which are in no token_ids.
@@ -305,7 +305,8 @@ class Completion(CompletionOf[Choice]):
         choices: All choices, by index.
         prompt_token_ids: The prompt as it was computed, after truncation.
         usage: Token counts and times.
-        prompt_logprobs: One for each prompt token but the first; None if they were not requested.
+        prompt_logprobs: One for each prompt token from `prompt_logprobs_start` on, and none for the first token; None if they
+            were not requested.
         index: The request's place in the list that was passed to `generate`.
     """
 
