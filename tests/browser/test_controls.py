@@ -116,6 +116,68 @@ def test_settings_are_shown_kept_and_used_for_new_conversations(served: Served, 
     page.get_by_role("button", name="Stop the reply").or_(chat.replies.first).first.wait_for()
 
 
+def test_palette_and_keys_find_and_do(served: Served, open_page: Open, tmp_path: Path) -> None:
+    """Ctrl+K finds commands, titles and contents; other keys open, close and edit."""
+    chat = open_page(served.url)
+    page = chat.page
+    _imported(chat, tmp_path, ["Write.", "A line.\nThe otter sleeps."], "First")
+    _imported(chat, tmp_path, ["Write on.", "Nothing."], "Second")
+    page.keyboard.press("Control+k")
+    field = page.get_by_role("combobox", name="Find conversations and commands")
+    field.fill("OTTER")
+    page.get_by_role("option", name="The otter sleeps.").wait_for()
+    field.press("Enter")
+    wait_holds(chat.replies.first, "The otter sleeps.")
+    wait_count(page.get_by_role("dialog"), 0)
+    page.keyboard.press("Control+k")
+    field.fill("second")
+    page.get_by_role("option", name="Second").wait_for()
+    field.press("Enter")
+    wait_holds(chat.replies.first, "Nothing.")
+    page.keyboard.press("Control+k")
+    field.fill("engine")
+    field.press("Enter")
+    page.get_by_role("heading", name="Engine").wait_for()
+    page.keyboard.press("?")
+    page.get_by_role("dialog", name="Keys").get_by_role("button", name="Close").click()
+    page.keyboard.press("Control+Shift+O")
+    page.get_by_text("Talk to").wait_for()
+    page.keyboard.press("Control+b")
+    wait_count(page.get_by_role("navigation"), 0)
+    page.keyboard.press("Control+b")
+    chat.listed.filter(has_text="First").get_by_role("link").click()
+    chat.composer.press("ArrowUp")
+    editor = chat.messages.first.get_by_role("textbox", name="Message")
+    editor.wait_for()
+    assert editor.input_value() == "Write."
+    editor.press("Escape")
+
+
+def test_deletions_are_undone_and_pins_stand_first(served: Served, open_page: Open, tmp_path: Path) -> None:
+    """Nothing asks before a deletion: a notice takes it back."""
+    chat = open_page(served.url)
+    page = chat.page
+    _imported(chat, tmp_path, ["Write.", "A reply."], "First")
+    _imported(chat, tmp_path, ["Write on.", "Another."], "Second")
+    first = chat.listed.filter(has_text="First")
+    first.hover()
+    first.get_by_role("button", name="Pin First").click()
+    wait_holds(page.get_by_role("region", name="Pinned"), "First")
+    first.hover()
+    first.get_by_role("button", name="Delete First").click()
+    wait_count(chat.listed, 1)
+    page.locator(".toast").get_by_role("button", name="Undo").click()
+    wait_count(chat.listed, 2)
+    first.get_by_role("link").click()
+    wait_holds(chat.replies.first, "A reply.")
+    chat.replies.first.get_by_role("button", name="Delete from here on").click()
+    wait_count(chat.replies, 0)
+    page.locator(".toast").get_by_role("button", name="Undo").click()
+    wait_holds(chat.replies.first, "A reply.")
+    page.reload()
+    wait_holds(chat.replies.first, "A reply.")
+
+
 def test_draft_is_kept_on_reload(served: Served, open_page: Open) -> None:
     """A message that was typed and not sent is in the composer after the page is loaded again, and gone once it is sent."""
     chat = open_page(served.url)

@@ -9,17 +9,22 @@ export interface App {
   server: ServerFacts;
 }
 
-/** Something that went wrong, for a moment on the screen; null: nothing. */
-export const toast = signal<string | null>(null);
+/** A sentence for a moment on the screen, with what a person may do about it. */
+export interface Toast {
+  text: string;
+  action?: { label: string; run: () => void };
+}
+
+export const toast = signal<Toast | null>(null);
 
 let timer: ReturnType<typeof setTimeout> | undefined;
 
-export function showToast(text: string): void {
-  toast.value = text;
+export function showToast(text: string, action?: Toast["action"]): void {
+  toast.value = { text, ...(action && { action }) };
   clearTimeout(timer);
   timer = setTimeout(() => {
     toast.value = null;
-  }, 8000);
+  }, action ? 12_000 : 8000);
 }
 
 export async function startApp(): Promise<App> {

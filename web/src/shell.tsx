@@ -6,16 +6,21 @@ import { ChatView } from "./chat/chat_view";
 import { DEFAULT, presets } from "./conversations/presets";
 import type { OpenConversation } from "./conversations/store";
 import { EngineView } from "./engine/engine_view";
+import { editLast, focusComposer } from "./chat/text_area";
+import { nextTheme } from "./ui/theme";
 import { Announcer } from "./ui/announce";
-import { ConfirmDialog } from "./ui/dialog";
 import { Icon } from "./ui/icon";
 import { KeyDialog } from "./ui/key_dialog";
+import { KeysDialog, useKeys } from "./ui/keys";
+import { type Command, Palette, openPalette } from "./ui/palette";
 import { goTo, route } from "./ui/route";
-import { Sidebar } from "./ui/sidebar";
+import { Sidebar, exportAll } from "./ui/sidebar";
 
 /** The page: the sidebar, the open view, and the layers above both. */
 export function Shell({ app }: { app: App }): VNode {
   const [hasSidebar, setSidebar] = useState(false);
+  const [isWide, setWide] = useState(true); // of the list beside the view; narrow screens have it above
+  const [hasKeys, setKeys] = useState(false);
   const menuButton = useRef<HTMLButtonElement>(null);
   const close = (event?: Event): void => {
     if (!hasSidebar) return;
@@ -23,20 +28,39 @@ export function Shell({ app }: { app: App }): VNode {
     setSidebar(false);
     menuButton.current?.focus();
   };
+  const toggleSidebar = (): void => (isNarrow() ? setSidebar(!hasSidebar) : setWide(!isWide));
+  const commands: Command[] = [
+    { name: "New conversation", keys: "Ctrl+Shift+O", run: () => goTo({ view: "new" }) },
+    { name: "Write a message", keys: "/", run: () => (route.peek().view === "engine" && goTo({ view: "new" }), focusComposer()) },
+    { name: "Edit the last message", keys: "↑ in an empty message", run: editLast },
+    { name: "Settings of this conversation", run: () => clickOn("[aria-label='Settings of this conversation']") },
+    { name: "Engine", run: () => goTo({ view: "engine" }) },
+    { name: "Show or hide the conversations", keys: "Ctrl+B", run: toggleSidebar },
+    { name: "Change the colours", run: nextTheme },
+    { name: "Export all conversations", run: () => void exportAll(app) },
+    { name: "Keys", keys: "?", run: () => setKeys(true) },
+  ];
+  useKeys({
+    "ctrl+k": openPalette,
+    "ctrl+shift+o": () => goTo({ view: "new" }),
+    "ctrl+b": toggleSidebar,
+    "/": focusComposer,
+    "?": () => setKeys(true),
+  });
   const menu = (
     <button
       ref={menuButton}
       type="button"
       class="icon-button menu"
       aria-label="Conversations"
-      aria-expanded={hasSidebar}
-      onClick={() => setSidebar(!hasSidebar)}
+      aria-expanded={hasSidebar || (!isNarrow() && isWide)}
+      onClick={toggleSidebar}
     >
       <Icon name="menu" />
     </button>
   );
   return (
-    <div class={`shell${hasSidebar ? " sidebar-open" : ""}`} onKeyDown={(event) => event.key === "Escape" && close(event)}>
+    <div class={`shell${hasSidebar ? " sidebar-open" : ""}${isWide ? "" : " sidebar-off"}`} onKeyDown={(event) => event.key === "Escape" && close(event)}>
       <a class="skip" href="#main" onClick={skipToMain}>
         Skip to the view
       </a>
@@ -48,9 +72,18 @@ export function Shell({ app }: { app: App }): VNode {
       <Notices app={app} />
       <Announcer />
       <KeyDialog />
-      <ConfirmDialog />
+      <Palette app={app} commands={commands} />
+      {hasKeys && <KeysDialog onClose={() => setKeys(false)} />}
     </div>
   );
+}
+
+function isNarrow(): boolean {
+  return matchMedia("(max-width: 820px)").matches;
+}
+
+function clickOn(selector: string): void {
+  document.querySelector<HTMLElement>(selector)?.click();
 }
 
 function skipToMain(event: Event): void {
@@ -95,20 +128,21 @@ function View({ app, menu }: { app: App; menu: VNode }): VNode | null {
 }
 
 function Notices({ app }: { app: App }): VNode | null {
-  const text = toast.value ?? app.store.failure.value;
+  const { action, text = app.store.failure.value } = toast.value ?? {};
   if (text === null) return null;
+  const dismiss = (): void => {
+    toast.value = null;
+    app.store.failure.value = null;
+  };
   return (
     <div class="toast" role="status">
       <span>{text}</span>
-      <button
-        type="button"
-        class="icon-button"
-        aria-label="Dismiss"
-        onClick={() => {
-          toast.value = null;
-          app.store.failure.value = null;
-        }}
-      >
+      {action && (
+        <button type="button" class="button" onClick={() => (dismiss(), action.run())}>
+          {action.label}
+        </button>
+      )}
+      <button type="button" class="icon-button" aria-label="Dismiss" onClick={dismiss}>
         <Icon name="close" />
       </button>
     </div>

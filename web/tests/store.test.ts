@@ -415,6 +415,50 @@ describe("ConversationStore", () => {
     expect(store.list.peek()).toEqual([]);
   });
 
+  it("takes back a deleted branch and a deleted conversation, here and in other tabs", async () => {
+    const [opened, other, theirs] = await inTwoTabs();
+    await store.send(opened, null, "a branch", []);
+    const [first] = opened.path.peek() as [string];
+    await until(() => theirs.tree.size === 4);
+    const undo = await store.deleteBranch(opened, first);
+    await until(() => theirs.tree.size === 2);
+    await undo();
+    expect(contents(opened)).toEqual(["a branch", 're: "a branch"']);
+    await until(() => theirs.tree.size === 4);
+    expect(await database.messages(opened.id)).toHaveLength(4);
+    const undoAll = await store.delete(opened.id);
+    await until(() => theirs.isDeleted.peek());
+    await until(() => other.list.peek().length === 0);
+    await undoAll();
+    const again = (await store.open(opened.id)) as OpenConversation;
+    expect(contents(again)).toEqual(["a branch", 're: "a branch"']);
+    await until(() => other.list.peek().length === 1);
+  });
+
+  it("finds lines of messages by a text in any case, and shows their branch", async () => {
+    const opened = store.create();
+    await store.send(opened, null, "one\nThe quick brown Fox", []);
+    await store.send(opened, null, `${"x".repeat(60)} fox`, []);
+    await store.flush();
+    const found = await store.search("fox");
+    expect(found.map((one) => one.line)).toContain("The quick brown Fox");
+    expect(found.map((one) => one.line)).toContain(`…${"x".repeat(29)} fox`);
+    expect(found.every((one) => one.conversation === opened.id && one.title === "one")).toBe(true);
+    const hit = found.find((one) => one.line === "The quick brown Fox");
+    await store.reveal(hit as (typeof found)[0]);
+    expect(contents(opened)[0]).toContain("quick");
+    expect(await store.search("no such text")).toEqual([]);
+  });
+
+  it("keeps pins", async () => {
+    const opened = store.create();
+    await store.send(opened, null, "one", []);
+    await store.pin(opened.id, true);
+    await store.flush();
+    expect((await database.conversation(opened.id))?.isPinned).toBe(true);
+    expect(parseImport(exportText(await store.everything()))[0]?.conversation.isPinned).toBe(true);
+  });
+
   it("exports everything and imports it beside what there is", async () => {
     const opened = store.create();
     await store.send(opened, null, "one", []);

@@ -11,7 +11,7 @@ import { Icon } from "../ui/icon";
 import { attachmentsOf, checkKind } from "./attachments";
 import { shownCount } from "../ui/shown";
 import { countTokens } from "./status_line";
-import { fitHeight } from "./text_area";
+import { editLast, fitHeight } from "./text_area";
 
 const LONG_PASTE = 4000; // characters of a pasted text that becomes a file
 const PASTED = "pasted";
@@ -159,6 +159,10 @@ export function Composer({ app, opened, onSent }: Props): VNode {
     return () => document.removeEventListener("keydown", onEscape);
   }, [isBusy]);
   const onKey = (event: KeyboardEvent): void => {
+    if (event.key === "ArrowUp" && !text && !isBusy) {
+      event.preventDefault();
+      editLast();
+    }
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
       event.preventDefault();
       send();

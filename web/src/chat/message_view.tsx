@@ -2,14 +2,13 @@ import { useComputed } from "@preact/signals";
 import type { ComponentChildren, VNode } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { ModelEntry } from "../api/types";
-import type { App } from "../app";
+import { type App, showToast } from "../app";
 import type { Attachment, Message, TextAttachment } from "../conversations/model";
 import type { Phase, Reply } from "../conversations/reply";
 import type { OpenConversation } from "../conversations/store";
 import { CodeBlock } from "../markdown/code_block";
 import { Markdown } from "../markdown/markdown";
 import { CopyButton } from "../ui/copy_button";
-import { confirmed } from "../ui/dialog";
 import { Icon, type IconName } from "../ui/icon";
 import { memo } from "../ui/memo";
 import { goTo } from "../ui/route";
@@ -314,10 +313,9 @@ function Actions({ app, opened, message, onEdit }: ActionsProps): VNode | null {
   if (message.state === "streaming") return null;
   const fork = async (): Promise<void> => goTo({ view: "chat", id: (await app.store.fork(opened, message.id)).id });
   const remove = async (): Promise<void> => {
-    if (await confirmed("Delete this message and all that follows it?", "Delete")) {
-      await app.store.deleteBranch(opened, message.id);
-      focusComposer();
-    }
+    const undo = await app.store.deleteBranch(opened, message.id);
+    focusComposer();
+    showToast("The message and all that follows it were deleted.", { label: "Undo", run: () => void undo() });
   };
   const parent = message.parent;
   return (

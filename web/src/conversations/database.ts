@@ -39,6 +39,16 @@ export class ConversationDatabase {
     return this.database.getAllFromIndex("messages", "conversation", conversation);
   }
 
+  /** Return messages whose content holds a text in any case, the newest conversation's first. */
+  async messagesWith(text: string, most: number, abort?: AbortSignal): Promise<Message[]> {
+    const found: Message[] = [];
+    for (const { id } of await this.conversations()) {
+      if (abort?.aborted || found.length >= most) break;
+      found.push(...(await this.messages(id)).filter((message) => message.content.toLowerCase().includes(text)));
+    }
+    return found.slice(0, most);
+  }
+
   /** Return the conversations with a reply that was being generated when it was saved. */
   async streaming(): Promise<string[]> {
     const messages = await this.database.getAllFromIndex("messages", "state", "streaming");

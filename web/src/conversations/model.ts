@@ -82,6 +82,8 @@ export interface Conversation {
   schema: string;
   /** JSON of a list of tools that the model may call; empty: none. */
   tools: string;
+  /** Whether it stands first in the list. */
+  isPinned?: boolean;
   /** The shown successor of a message: by the parent's id, "" for the first message. */
   chosen: Record<string, string>;
 }

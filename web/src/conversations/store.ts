@@ -12,6 +12,9 @@ const SHOW_MS = 33; // between two drawings of a reply that grows
 const SUMMARY_HEAD = "This is a summary of our conversation so far:";
 const SUMMARY_REPLY = "I will go on from this summary.";
 const EDITED = "You wrote this text.";
+const MOST_FOUND = 30;
+const LINE_BEFORE = 30; // characters before the found text
+const LINE_LENGTH = 120;
 const SAVE_MS = 400; // between two writes of a reply that grows
 
 /** A conversation in memory: it is shown, or generates a reply. */
@@ -56,6 +59,13 @@ export class OpenConversation {
     return this.isDeleted.peek() || (parent !== null && !this.has(parent));
   }
 
+  /** Take back a message that was removed. */
+  restore(message: Message): void {
+    this.#removed.delete(message.id);
+    this.put(message, false);
+    this.path.value = this.tree.path();
+  }
+
   wasRemoved(id: string): boolean {
     return this.#removed.has(id);
   }
@@ -96,6 +106,14 @@ export class OpenConversation {
     });
     this.#messages.clear();
   }
+}
+
+/** A line of a message that holds a wanted text. */
+export interface FoundLine {
+  conversation: string;
+  message: string;
+  title: string;
+  line: string;
 }
 
 /** All conversations, and the replies that are generated. Everything is saved as it happens. */
@@ -227,10 +245,37 @@ export class ConversationStore {
     this.#showTree(opened);
   }
 
-  /** Delete a message and all that follows it. */
-  async deleteBranch(opened: OpenConversation, id: string): Promise<void> {
+  /** Delete a message and all that follows it; return a function that takes it back. */
+  async deleteBranch(opened: OpenConversation, id: string): Promise<() => Promise<void>> {
+    const before = opened.all();
+    const { chosen } = opened.tree;
     await this.#removeBranch(opened, id);
     this.#tabs.send({ kind: "removed", conversation: opened.id, message: id });
+    return async () => {
+      const removed = before.filter((message) => !opened.has(message.id)).map(ended).sort((a, b) => a.createdAt - b.createdAt);
+      if (opened.isDeleted.peek()) return;
+      for (const message of removed) opened.restore(message);
+      const shown = removed.find((message) => message.id === id);
+      if (shown && chosen[shown.parent ?? ""] === id) opened.tree.choose(id);
+      this.#showTree(opened);
+      await this.#saving(() => this.database.saveAll(opened.facts.peek(), removed));
+      for (const { id } of removed) this.#tabs.send({ kind: "message", conversation: opened.id, message: id, isRestored: true });
+    };
+  }
+
+  /** Return lines of messages that hold a text in any case. */
+  async search(text: string, abort?: AbortSignal): Promise<FoundLine[]> {
+    const titles = new Map(this.list.peek().map((one) => [one.id, one.title]));
+    const messages = await this.database.messagesWith(text, MOST_FOUND, abort);
+    return messages.map(({ id, conversation, content }) => ({
+      conversation, message: id, title: titles.get(conversation) ?? "", line: lineWith(content, text),
+    })); // prettier-ignore
+  }
+
+  /** Show the branch with a found message. */
+  async reveal({ conversation, message }: FoundLine): Promise<void> {
+    const opened = await this.open(conversation);
+    if (opened?.has(message)) this.choose(opened, message);
   }
 
   async #removeBranch(opened: OpenConversation, id: string): Promise<void> {
@@ -300,11 +345,23 @@ export class ConversationStore {
     if (opened) this.update(opened, { title });
   }
 
-  async delete(id: string): Promise<void> {
-    await this.open(id);
+  /** Put a conversation first in the list, or back. */
+  async pin(id: string, isPinned: boolean): Promise<void> {
+    const opened = await this.open(id);
+    if (opened) this.update(opened, { isPinned });
+  }
+
+  /** Delete a conversation; return a function that takes it back. */
+  async delete(id: string): Promise<() => Promise<void>> {
+    const opened = await this.open(id);
+    const conversation = opened?.facts.peek();
+    const messages = opened?.all().map(ended) ?? [];
     await this.#letGo(id);
     await this.#saving(() => this.database.deleteConversation(id));
     this.#tabs.send({ kind: "deleted", conversation: id });
+    return async () => {
+      if (conversation) await this.add([{ conversation, messages }]);
+    };
   }
 
   /** Forget a conversation that is deleted: its replies end, and nothing of them is saved any more. */
@@ -498,7 +555,8 @@ export class ConversationStore {
     if (message.kind === "removed") return this.#removeBranch(opened, message.message); // with additions of this tab since
     if (this.replies.peek().has(message.message)) return;
     const saved = await this.database.message(message.message);
-    if (!saved || opened.lacks(saved.parent) || opened.wasRemoved(saved.id)) return;
+    if (!saved || opened.lacks(saved.parent) || (opened.wasRemoved(saved.id) && !message.isRestored)) return;
+    if (message.isRestored) return opened.restore(saved);
     const isKnown = opened.has(saved.id);
     opened.put(saved, false);
     opened.path.value = opened.tree.path();
@@ -509,6 +567,20 @@ export class ConversationStore {
 
 function overridden(facts: Conversation, overrides: Overrides = {}): Conversation {
   return { ...facts, ...(overrides.model && { model: overrides.model }), parameters: { ...facts.parameters, ...overrides.parameters } };
+}
+
+/** A message whose reply ends with it. */
+function ended({ stream: _, ...message }: Message): Message {
+  return message.state === "streaming" ? { ...message, state: "stopped" } : message;
+}
+
+/** Return the part of the line with a text, around it. */
+function lineWith(content: string, text: string): string {
+  const at = content.toLowerCase().indexOf(text);
+  const start = content.lastIndexOf("\n", at) + 1;
+  const from = at - start > LINE_BEFORE ? at - LINE_BEFORE : start;
+  const line = content.slice(from).split("\n", 1)[0] ?? "";
+  return `${from > start ? "…" : ""}${line.slice(0, LINE_LENGTH).trim()}`;
 }
 
 /** Whether the server may still have the missing part of a reply. */

@@ -75,6 +75,7 @@ function parseFacts(facts: Record<string, unknown>, place: string): Conversation
     tools: text("tools"),
     parameters: parameters as Parameters,
     createdAt: asTime(facts["createdAt"], fresh.createdAt),
+    ...(facts["isPinned"] === true && { isPinned: true }),
     updatedAt: asTime(facts["updatedAt"], fresh.updatedAt),
   };
 }

@@ -7,6 +7,7 @@ const PATHS = {
   engine: "M3 12h4l3-8 4 16 3-8h4",
   copy: "M9 9h11v11H9zM5 15H4V4h11v1",
   file: "M6 3h8l5 5v13H6ZM14 3v5h5M9 13h7M9 17h7",
+  pin: "M9 4h6l-1 6 3 3H7l3-3ZM12 13v7",
   wrap: "M4 6h16M4 12h12a3 3 0 0 1 0 6h-4M15 15l-3 3 3 3M4 18h4",
   check: "M4 12.5 9.5 18 20 6.5",
   edit: "M4 20h4L19 9l-4-4L4 16v4ZM13.5 6.5l4 4",

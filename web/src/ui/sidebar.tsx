@@ -5,7 +5,6 @@ import { apiKey, forgetKey } from "../api/key";
 import { type App, showToast } from "../app";
 import type { Conversation } from "../conversations/model";
 import { exportText, parseImport } from "../conversations/transfer";
-import { confirmed } from "./dialog";
 import { Icon, type IconName } from "./icon";
 import { addressOf, goTo, route } from "./route";
 import { saveFile } from "./save_file";
@@ -75,9 +74,12 @@ function Entry({ app, conversation, isOpen, onNavigate }: EntryProps): VNode {
     isRefocused.current = false;
   }, [isNaming]);
   const remove = async (): Promise<void> => {
-    if (!(await confirmed(`Delete “${title}”?`, "Delete"))) return;
     const neighbour = item.current?.nextElementSibling ?? item.current?.previousElementSibling;
-    await app.store.delete(conversation.id);
+    const undo = await app.store.delete(conversation.id);
+    showToast(`“${title}” was deleted.`, {
+      label: "Undo",
+      run: () => void undo().then(() => isOpen && goTo({ view: "chat", id: conversation.id })),
+    });
     (neighbour?.querySelector("a") ?? document.querySelector<HTMLElement>(".sidebar .nav"))?.focus();
     if (isOpen) goTo({ view: "new" });
   };
@@ -95,6 +97,16 @@ function Entry({ app, conversation, isOpen, onNavigate }: EntryProps): VNode {
         <span>{title}</span>
       </a>
       <span class="entry-actions">
+        <button
+          type="button"
+          class="icon-button"
+          aria-label={`Pin ${title}`}
+          title={conversation.isPinned ? "Unpin" : "Pin"}
+          aria-pressed={Boolean(conversation.isPinned)}
+          onClick={() => void app.store.pin(conversation.id, !conversation.isPinned)}
+        >
+          <Icon name="pin" />
+        </button>
         <button type="button" class="icon-button" aria-label={`Rename ${title}`} title="Rename" onClick={() => setNaming(true)}>
           <Icon name="edit" />
         </button>
@@ -172,7 +184,7 @@ function leaveKey(app: App): void {
   void app.server.refresh();
 }
 
-async function exportAll(app: App): Promise<void> {
+export async function exportAll(app: App): Promise<void> {
   const text = exportText(await app.store.everything());
   saveFile(`paceline-conversations-${new Date().toISOString().slice(0, 10)}.json`, text, "application/json");
 }
@@ -190,9 +202,10 @@ async function importFile(app: App, file: File): Promise<void> {
 function grouped(list: readonly Conversation[]): Array<[string, Conversation[]]> {
   const today = new Date().setHours(0, 0, 0, 0);
   const groups = new Map<string, Conversation[]>();
+  if (list.some((one) => one.isPinned)) groups.set("Pinned", []); // first
   for (const one of list) {
     const age = today - one.updatedAt;
-    const name = age <= 0 ? "Today" : age <= 86_400_000 ? "Yesterday" : age <= 6 * 86_400_000 ? "This week" : "Earlier";
+    const name = one.isPinned ? "Pinned" : age <= 0 ? "Today" : age <= 86_400_000 ? "Yesterday" : age <= 6 * 86_400_000 ? "This week" : "Earlier";
     groups.set(name, [...(groups.get(name) ?? []), one]);
   }
   return [...groups];
