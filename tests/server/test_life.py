@@ -263,6 +263,31 @@ def test_a_service_manager_gets_the_states_of_the_server(
         assert asyncio.run(main()) == 0
 
 
+def test_a_report_of_life_may_fail_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine is asked so often that the service manager waits for no more than half of its time."""
+    now_s, reports, answers = 0.0, list[float](), iter([True, True, False, True, True, False])
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+
+    class Answers:
+        is_draining = False
+
+        @property
+        def is_alive(self) -> bool:
+            return next(answers)
+
+    monkeypatch.setenv("WATCHDOG_USEC", "60000000")
+    monkeypatch.delenv("WATCHDOG_PID", raising=False)
+    monkeypatch.setattr("paceline.server.serving.asyncio", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr("paceline.server.serving.tell_manager", lambda _: reports.append(now_s))
+    serving: Any = SimpleNamespace(_service=Answers())
+    with pytest.raises(RuntimeError):  # there are no more answers
+        asyncio.run(Serving._report_life(serving))
+    assert reports == [0, 15, 45, 60]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains_and_then_ends_every_stream_in_order(programs: Any, number: int) -> None:
     """Unfinished requests have a terminal event; the process ends with 0."""
@@ -291,7 +316,7 @@ def test_a_second_signal_ends_at_once(programs: Any) -> None:
 
 
 def test_a_server_whose_stderr_is_closed_still_ends(programs: Any) -> None:
-    """It has words for the signal, and cannot get rid of them."""
+    """It cannot write its line about the signal."""
     program = programs(0)
     program.wait_for("is ready")
     program.close_stderr()
