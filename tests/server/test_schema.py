@@ -45,6 +45,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         reranking=True,
         lora_loading=True,
         responses_store=4,
+        batch_folder=tmp_path_factory.mktemp("batches"),
     )
     with RunningServer(options) as running:
         yield running

@@ -70,9 +70,14 @@ def run_server(args: Sequence[str], other_names: Callable[[], Collection[str]]) 
 
 
 def _for_server(resolved: Resolved) -> Resolved:
-    """Return the settings with the server's default of the disk cache, which an engine of the library does not have."""
-    options = {"disk_cache": "auto", **resolved.settings.engine_options}
-    return replace(resolved, settings=replace(resolved.settings, engine_options=options))
+    """Return the settings with defaults of the server alone: of the disk cache, and of the folder of batches."""
+    from paceline.server.listeners import state_folder
+
+    settings = resolved.settings
+    folder = settings.batch_folder or state_folder() / "batches" / str(settings.port)
+    options = {"disk_cache": "auto", **settings.engine_options}
+    settings = replace(settings, engine_options=options, batch_folder=folder if settings.batches else None)
+    return replace(resolved, settings=settings)
 
 
 def _write(sections: Iterable[Section]) -> None:

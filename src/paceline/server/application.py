@@ -26,10 +26,11 @@ from paceline.server.api_errors import (
     ModelLoading,
     llama_error_body,
 )
+from paceline.server.batch_jobs import BatchJobs
 from paceline.server.dialects.anthropic import anthropic_routes
 from paceline.server.dialects.llama_server import completion_routes, llama_routes, slots
 from paceline.server.dialects.ollama import ollama_routes
-from paceline.server.dialects.openai import openai_routes, openai_vectors, transcriptions
+from paceline.server.dialects.openai import openai_batches, openai_routes, openai_vectors, transcriptions
 from paceline.server.dialects.responses import responses_routes
 from paceline.server.middleware import access, request_limits, requests
 from paceline.server.model_front import ModelFront
@@ -51,6 +52,7 @@ DIALECTS: tuple[Routes, ...] = (
     openai_vectors.CHOICE_ROUTES,
     openai_routes.LORA_ROUTES,
     transcriptions.ROUTES,
+    openai_batches.ROUTES,
     responses_routes.ROUTES,
     responses_routes.STORED_ROUTES,
     anthropic_routes.ROUTES,
@@ -93,9 +95,11 @@ def server_app(server: Server, own: Iterable[Routes], dispatch: Middleware) -> F
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await server.start()
+        await app.state.batches.start()
         try:
             yield
         finally:
+            await app.state.batches.stop()
             await server.aclose()
             await asyncio.to_thread(server.kept.key_accounts.save)
 
@@ -109,7 +113,7 @@ def server_app(server: Server, own: Iterable[Routes], dispatch: Middleware) -> F
         middleware=[*_middleware(server), dispatch],
         lifespan=lifespan,
     )
-    app.state.service = server
+    app.state.service, app.state.batches = server, BatchJobs(app, server)
 
     async def handle_error(request: Request, error: Exception) -> Response:
         headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}

@@ -15,11 +15,11 @@ import os
 import random
 import sqlite3
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, BinaryIO, Final, Self
+from typing import Annotated, Any, BinaryIO, Final, Self, TypeAlias, TypeVar
 
 import httpx
 import msgspec
@@ -34,6 +34,7 @@ _WINDOW_LINES: Final = 4096
 _WINDOW_BYTES: Final = 32 << 20
 _RETRIED: Final = frozenset({429, 502, 503, 504})
 _LONGEST_WAIT_S: Final = 60.0
+T = TypeVar("T")
 _NOTHING: Final = msgspec.Raw(b"")
 
 
@@ -332,6 +333,10 @@ def new_id() -> str:
     return f"batch_req_{os.urandom(12).hex()}"
 
 
+Send: TypeAlias = Callable[[BatchLine], Awaitable[BatchEntry]]
+"""Runs a line and returns its result or error, as `BatchSender` does."""
+
+
 class BatchSender:
     """Sends lines over an HTTP client, which may call an application in this process.
 
@@ -342,21 +347,32 @@ class BatchSender:
         client: Its base URL is the server's.
         max_retries: Attempts after the first.
         backoff_s: Seconds before the second attempt.
+        max_wait_s: Most seconds between two attempts.
+        room: Held during each attempt.
     """
 
-    def __init__(self, client: httpx.AsyncClient, max_retries: int = 8, backoff_s: float = 0.5) -> None:
-        self._client, self._max_retries, self._backoff_s = client, max_retries, backoff_s
+    def __init__(
+        self,
+        client: httpx.AsyncClient,
+        max_retries: int = 8,
+        backoff_s: float = 0.5,
+        *,
+        max_wait_s: float = _LONGEST_WAIT_S,
+        room: AbstractAsyncContextManager[Any] | None = None,
+    ) -> None:
+        self._client, self._max_retries, self._backoff_s, self._max_wait_s = client, max_retries, backoff_s, max_wait_s
+        self._room: AbstractAsyncContextManager[Any] = nullcontext() if room is None else room
 
     async def __call__(self, line: BatchLine) -> BatchEntry:
         """Send a line; return its result or error. Raises `EngineError` if the server cannot be reached or serves nothing."""
         for attempt in range(self._max_retries):
             outcome = await self._attempt(line)
-            wait_s = min(self._backoff_s * 2**attempt, _LONGEST_WAIT_S) * random.uniform(0.5, 1.0)  # noqa: S311
+            wait_s = min(self._backoff_s * 2 ** min(attempt, 20), self._max_wait_s) * random.uniform(0.5, 1.0)  # noqa: S311
             if isinstance(outcome, httpx.Response):
                 if outcome.status_code not in _RETRIED:
                     return _entry_of(line, outcome)
                 retry_after = outcome.headers.get("retry-after", "")
-                wait_s = min(float(retry_after), _LONGEST_WAIT_S) if retry_after.isdecimal() else wait_s
+                wait_s = min(float(retry_after), self._max_wait_s) if retry_after.isdecimal() else wait_s
             await asyncio.sleep(wait_s)
         outcome = await self._attempt(line)
         if isinstance(outcome, httpx.TransportError):
@@ -368,7 +384,8 @@ class BatchSender:
     async def _attempt(self, line: BatchLine) -> httpx.Response | httpx.TransportError:
         try:
             headers = {"content-type": "application/json"}
-            return await self._client.post(line.url, content=bytes(line.body), headers=headers)
+            async with self._room:
+                return await self._client.post(line.url, content=bytes(line.body), headers=headers)
         except httpx.TransportError as error:
             return error
 
@@ -388,8 +405,18 @@ def _entry_of(line: BatchLine, response: httpx.Response) -> BatchEntry:
     )
 
 
+async def run_in_thread(function: Callable[[], T]) -> T:
+    """Call a function in a thread, as `asyncio.to_thread` does. If this is cancelled, it ends after the function."""
+    work = asyncio.ensure_future(asyncio.to_thread(function))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait((work,))
+        raise
+
+
 async def run_batch(
-    files: BatchFiles, send: BatchSender, num_at_once: int, on_entry: Callable[[BatchEntry], object] = lambda _: None
+    files: BatchFiles, send: Send, num_at_once: int, on_entry: Callable[[BatchEntry], object] = lambda _: None
 ) -> None:
     """Run all lines that are not done, and write their results and errors as they end.
 
@@ -407,18 +434,18 @@ async def run_batch(
         on_entry(entry)
 
     waiting: deque[BatchLine] = deque()
-    running: set[asyncio.Task[BatchEntry]] = set()
+    running: set[asyncio.Future[BatchEntry]] = set()
     try:
         while True:
             if not waiting:
-                lines, refused = await asyncio.to_thread(files.next_window)
+                lines, refused = await run_in_thread(files.next_window)
                 waiting.extend(lines)
                 for entry in refused:
                     write(entry)
                 if refused and not lines:
                     continue
             while waiting and len(running) < num_at_once:
-                running.add(asyncio.create_task(send(waiting.popleft())))
+                running.add(asyncio.ensure_future(send(waiting.popleft())))
             if not running:
                 return
             ended, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)

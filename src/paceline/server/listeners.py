@@ -384,11 +384,16 @@ def running_servers() -> list[RunningServer]:
     return sorted(servers, key=lambda server: server.started)
 
 
-def _folder() -> Path:
+def state_folder() -> Path:
+    """Return paceline's folder in the state folder of the user."""
     state = Path(os.environ.get("XDG_STATE_HOME", ""))
     if not state.is_absolute():
         state = Path(os.path.expanduser("~/.local/state"))  # noqa: PTH111 - pathlib's raises if there is no home
-    return state / "paceline" / "servers"
+    return state / "paceline"
+
+
+def _folder() -> Path:
+    return state_folder() / "servers"
 
 
 def _create(server: RunningServer) -> tuple[int, Path]:

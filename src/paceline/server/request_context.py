@@ -55,6 +55,8 @@ class RequestContext:
         is_discarded: Whether the client ended its stream before there was a stream.
         stop_waiting: Called when there is a stream, or will be none.
         waited_s: The time that it has waited for its turn.
+        is_internal: Whether the server makes it for a batch, with the tenant and the account of the batch.
+        priority: Of its generations, unless its body has a priority.
     """
 
     request_id: str
@@ -71,6 +73,8 @@ class RequestContext:
     is_discarded: bool = False
     stop_waiting: Callable[[], object] = lambda: None
     waited_s: float = 0.0
+    is_internal: bool = False
+    priority: int = 0
 
     @classmethod
     def of(cls, scope: Scope | MutableMapping[str, Any]) -> RequestContext:

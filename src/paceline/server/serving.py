@@ -26,6 +26,7 @@ from uvicorn.config import STARTUP_FAILURE
 
 from paceline.hub.references import visible
 from paceline.server.api_errors import api_error_of
+from paceline.server.batch_jobs import BatchJobs
 from paceline.server.connection import Connection, OpenConnections
 from paceline.server.flags.presets import SERVERS_OWN, SettingsSource, targets_of
 from paceline.server.flags.resolution import GivenFlag, Resolved, strongest
@@ -136,6 +137,7 @@ class Serving:
         """
         self._began_s = time.monotonic() if began_s is None else began_s
         self._service: Server = app.state.service
+        self._batches: BatchJobs = app.state.batches
         self._settings = self._service.settings
         self._server = UvicornServer(config)
         self._listeners = listeners
@@ -224,6 +226,7 @@ class Serving:
 
     async def _drain(self) -> None:
         """Wait `drain_s` for running requests; then end them with SHUTDOWN, and wait for their last chunks."""
+        await self._batches.stop()
         self._service.drain()
         wait_idle = self._service.in_flight.wait_idle
         if self._service.is_loaded:

@@ -63,6 +63,7 @@ class ServerSettings:
         embeddings: False: only models for embeddings have the routes; so it is with reranking.
         start_page: None: if only this machine reaches the server, or it has keys.
         responses_store_total_bytes: None: four times responses_store_bytes.
+        batch_folder: Of files and batches; None: the server keeps none. `paceline serve` has a folder by default.
     """
 
     model: Path | None = None
@@ -125,6 +126,8 @@ class ServerSettings:
     responses_store: int = 0
     responses_store_bytes: int = 256 << 20
     responses_store_total_bytes: int | None = None
+    batches: bool = True
+    batch_folder: Path | None = None
 
     models_preset: Path | None = None
     models_dir: Path | None = None

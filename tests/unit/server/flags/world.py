@@ -330,6 +330,8 @@ EXAMPLES: dict[str, tuple[list[str], dict[str, Any]]] = {  # what is given, and 
     "--strict-fields": ([], {"server.strict_fields": True}),
     "--ui": ([], {"server.start_page": True}),
     "--path": (["states"], {"server.page_folder": Path("states")}),
+    "--batches": ([], {"server.batches": True}),
+    "--batch-folder": (["kept"], {"server.batch_folder": Path("kept")}),
     "--responses-store": (["20"], {"server.responses_store": 20}),
     "--responses-store-bytes": (["4096"], {"server.responses_store_bytes": 4096}),
     "--responses-store-total-bytes": (["8192"], {"server.responses_store_total_bytes": 8192}),
