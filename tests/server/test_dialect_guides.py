@@ -21,9 +21,11 @@ ADDRESS = "http://127.0.0.1:8080"
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A server whose defaults are greedy: the guides set no temperature, and one sampled tool call in a hundred never ends."""
-    with RunningServer(ServerSettings(engine_options=DEMO_ENGINE, sampling={"temperature": 0.0})) as running:
+    folder = tmp_path_factory.mktemp("batches")
+    settings = ServerSettings(engine_options=DEMO_ENGINE, sampling={"temperature": 0.0}, batch_folder=folder)
+    with RunningServer(settings) as running:
         yield running
 
 
@@ -62,7 +64,8 @@ def test_the_guide_for_openai_prints_completions_and_a_tool_call(
     server: RunningServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A whole completion, a stream, a tool call and its result."""
-    first, tools = printed("openai.md", server, capsys)
+    first, tools, results = printed("openai.md", server, capsys)
+    assert len([json.loads(line)["response"]["body"]["choices"] for line in results.splitlines() if line]) == 3
     whole, _, streamed = first.partition("\n")
     assert whole.strip()
     assert streamed.strip()
