@@ -92,6 +92,15 @@ ROUTES = (
     "POST /responses",
     "POST /v1/responses/input_tokens",
     "POST /responses/input_tokens",
+    "POST /v1/files",
+    "GET /v1/files",
+    "GET /v1/files/{file_id}",
+    "GET /v1/files/{file_id}/content",
+    "DELETE /v1/files/{file_id}",
+    "POST /v1/batches",
+    "GET /v1/batches",
+    "GET /v1/batches/{batch_id}",
+    "POST /v1/batches/{batch_id}/cancel",
     "GET /v1/responses/{response_id}",
     "DELETE /v1/responses/{response_id}",
     "GET /v1/responses/{response_id}/input_items",
@@ -124,7 +133,12 @@ ROUTES = (
 ENDLESS = (
     "GET /v1/engine/events",
 )  # streams that go on until the client leaves; test_engine_events.py tries what they take
-WITHOUT_BODY = ("POST /v1/requests/{request_id}/cancel", "POST /lora-adapters", "POST /props")
+WITHOUT_BODY = (
+    "POST /v1/requests/{request_id}/cancel",
+    "POST /v1/batches/{batch_id}/cancel",
+    "POST /lora-adapters",
+    "POST /props",
+)
 SOUND = [(route, GenerationMode.POSITIVE) for route in ROUTES]
 UNSOUND = [
     (route, GenerationMode.NEGATIVE) for route in ROUTES if route.startswith("POST ") and route not in WITHOUT_BODY
@@ -136,6 +150,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hello."}], **BOUNDED},
     "/v1/chat/completions/input_tokens": {"messages": [{"role": "user", "content": "Hello."}]},
     "/v1/embeddings": {"input": "Once upon"},
+    "/v1/batches": {"input_file_id": "file-none", "endpoint": "/v1/completions"},
     "/classify": {"input": "Once upon"},
     "/score": {"text_1": "Once upon", "text_2": ["a time"]},
     "/v1/load_lora_adapter": {"lora_name": "x", "lora_path": "no-such-file.gguf"},
@@ -159,7 +174,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "/rerank": {"query": "Once", "documents": ["upon", "a time"]},
 }
 """What a route needs before it looks at the rest."""
-NOT_FOUND = {"/api/show": (404,), "/v1/load_lora_adapter": (404,), "/v1/unload_lora_adapter": (404,)}
+NOT_FOUND = dict.fromkeys(("/api/show", "/v1/batches", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"), (404,))
 """Routes whose body names what may not be there."""
 NUMBERS = [
     0,

@@ -112,7 +112,7 @@ class BatchJobs:
             self._store, self._folder = None, None
 
     async def store(self) -> BatchStore:
-        """Return the store, opened if need be. Raises `ApiException` (501) if there is none, `CapacityError` if it is in use."""
+        """Return the store, opened if need be. Raises `ApiException` if there is none, `CapacityError` if it is in use."""
         async with self._opening:
             if self._folder is None:
                 raise not_supported("this server keeps no files and batches; start it with --batch-folder FOLDER")

@@ -192,10 +192,10 @@ class BatchFiles:
             self._ids.execute("PRAGMA journal_mode = OFF")
             self._ids.execute("CREATE TABLE ids (digest BLOB PRIMARY KEY, is_read INTEGER) WITHOUT ROWID")
             self._ids.execute("BEGIN")  # never committed: its contents are in the files
-            for path in (self._results, self._errors):
-                opened.callback(self._close, path)
-                if path == self._results or path.exists():
-                    self._reopen(path)
+            for written in (self._results, self._errors):
+                opened.callback(self._close, written)
+                if written == self._results or written.exists():
+                    self._reopen(written)
             self._open = opened.pop_all()
         self._pending = self._read_pending()
         return self
