@@ -547,7 +547,8 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
              "Most bytes that they have together, for each tenant.", ours=True),
         Flag("--responses-store-total-bytes", "N", read.integer(1, 2**42), Store("server.responses_store_total_bytes"),
              "Most bytes that those of all tenants have together.", default="four times --responses-store-bytes", ours=True),
-        _switch("--batches", Store("server.batches"), "Files and batches of clients: /v1/files and /v1/batches.", off="--no-batches", ours=True),
+        _switch("--batches", Store("server.batches"), "Files and batches of clients: /v1/files and /v1/batches.",
+                off="--no-batches", ours=True),
         Flag("--batch-folder", "FOLDER", read.path, Store("server.batch_folder"), "Folder of files and batches, which survive "
              "restarts; of one server.", default="paceline/batches/PORT in the user's state folder", ours=True),
         Flag("--slot-save-path", "FOLDER", read.path, Store("engine.state_folder", setters.in_folder("engine.state_folder",
