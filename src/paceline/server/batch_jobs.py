@@ -37,8 +37,8 @@ from paceline.server.batch_store import (
     BatchOwner,
     BatchStatus,
     BatchStore,
-    LineError,
-    LineErrors,
+    InputError,
+    InputErrors,
     StoredBatch,
     StoredFile,
     database_of,
@@ -166,7 +166,7 @@ class BatchJobs:
             await self._run_to_end(store, batch, owner)
         except Exception as error:  # noqa: BLE001 - reported by the batch and the log
             _log.exception("the batch %s failed", batch.id)
-            batch.errors = LineErrors([LineError("internal_error", str(error)[:400])])
+            batch.errors = InputErrors([InputError("internal_error", str(error)[:400])])
             with suppress(Exception):
                 await self._set(store, batch, "failed")
 
@@ -177,7 +177,7 @@ class BatchJobs:
                 if batch.status == "validating":
                     errors = await run_in_thread(lambda: _check(store, batch))
                     if errors:
-                        batch.errors = LineErrors(errors)
+                        batch.errors = InputErrors(errors)
                         await self._set(store, batch, "failed")
                         return
                     await self._set(store, batch, "in_progress")
@@ -252,9 +252,9 @@ def _counter(batch: StoredBatch, files: BatchFiles) -> Callable[[Any], None]:
     return count
 
 
-def _check(store: BatchStore, batch: StoredBatch) -> list[LineError]:
+def _check(store: BatchStore, batch: StoredBatch) -> list[InputError]:
     """Count the requests of a new batch; return the errors of lines that are none. In a thread."""
-    errors: list[LineError] = []
+    errors: list[InputError] = []
     total = 0
     with store.output_files(batch) as files:
         while any(window := files.next_window()):
@@ -262,13 +262,13 @@ def _check(store: BatchStore, batch: StoredBatch) -> list[LineError]:
             total += len(lines)
             for entry in refused[: _MAX_ERRORS - len(errors)]:
                 assert entry.error is not None  # noqa: S101 - of a refused line
-                errors.append(LineError(entry.error.code, entry.error.message, entry.line))
+                errors.append(InputError(entry.error.code, entry.error.message, entry.line))
     store.path(output_ids(batch)[0]).unlink()
     batch.request_counts.total = total
     if not errors and not total:
-        errors.append(LineError("empty_file", "the input file has no requests"))
+        errors.append(InputError("empty_file", "the input file has no requests"))
     if not errors and total > MAX_REQUESTS:
-        errors.append(LineError("too_many_requests", f"the input file has {total} requests, more than {MAX_REQUESTS}"))
+        errors.append(InputError("too_many_requests", f"the input file has {total} requests, more than {MAX_REQUESTS}"))
     return errors
 
 

@@ -49,7 +49,7 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
     status: Literal["processed"] = "processed"
 
 
-class LineError(msgspec.Struct, frozen=True):
+class InputError(msgspec.Struct, frozen=True):
     """A reason why a batch failed. line: of the input file."""
 
     code: str
@@ -58,10 +58,10 @@ class LineError(msgspec.Struct, frozen=True):
     param: str | None = None
 
 
-class LineErrors(msgspec.Struct, frozen=True):
+class InputErrors(msgspec.Struct, frozen=True):
     """The reasons why a batch failed."""
 
-    data: list[LineError]
+    data: list[InputError]
     object: Literal["list"] = "list"
 
 
@@ -86,7 +86,7 @@ class StoredBatch(msgspec.Struct, kw_only=True):
     metadata: dict[str, str] | None = None
     output_file_id: str | None = None
     error_file_id: str | None = None
-    errors: LineErrors | None = None
+    errors: InputErrors | None = None
     in_progress_at: int | None = None
     finalizing_at: int | None = None
     completed_at: int | None = None
