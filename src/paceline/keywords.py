@@ -167,6 +167,7 @@ class PlainSamplingKeywords(TypedDict, total=False):
     stop_token_ids: TokenIds | None
     ignore_eos: bool | None
     min_tokens: Int | None
+    max_repetition: Int | None
     n: Int | None
     logprobs: Int | None
     logprobs_mode: Literal["raw", "sampled"] | None

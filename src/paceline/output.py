@@ -422,13 +422,47 @@ class TextPipe:
 _NO_LIMIT = 2**63
 
 
+class RepetitionDetector:
+    """Finds the moment from which a choice only repeats itself: its last tokens are one n-gram, at least four times in a row.
+
+    The last `num_tokens` tokens also occur `p` tokens earlier, with `p` at most a third of them. Token ids are compared as bytes,
+    since `bytearray.find` takes a microsecond for hundreds of tokens, and only at every eighth token.
+    """
+
+    __slots__ = ("_ids", "_most_bytes", "_num_bytes", "_num_taken")
+
+    def __init__(self, num_tokens: int) -> None:
+        self._num_bytes = _ID_BYTES * num_tokens
+        self._most_bytes = self._num_bytes + _ID_BYTES * max(1, num_tokens // 3)
+        self._ids = bytearray()
+        self._num_taken = 0
+
+    def is_repeating(self, token_id: int) -> bool:
+        """Take the next token; return whether the choice repeats itself."""
+        ids = self._ids
+        ids += token_id.to_bytes(_ID_BYTES, "little")
+        self._num_taken += 1
+        if self._num_taken % _CHECK_EVERY or len(ids) <= self._num_bytes:
+            return False
+        del ids[: -self._most_bytes]
+        tail, last = bytes(ids[-self._num_bytes :]), len(ids) - self._num_bytes
+        at = ids.find(tail, 0, -_ID_BYTES)
+        while at >= 0 and (last - at) % _ID_BYTES:  # between two tokens
+            at = ids.find(tail, at + 1, -_ID_BYTES)
+        return at >= 0
+
+
+_ID_BYTES = 4
+_CHECK_EVERY = 8
+
+
 class OutputProcessor:
     """Takes drawn tokens one by one; `chunk` returns the output since the last chunk. interval: tokens that a chunk needs."""
 
     __slots__ = (
         "_armed", "_choice", "_ends", "_has_stops", "_held", "_ids", "_is_plain", "_logprobs", "_max_tokens",
-        "_min_tokens", "_num_emitted", "_pipe", "_stop_ids", "_stopping_pipe", "_texts", "_texts_by_id", "_vocabulary",
-        "interval", "num_generated", "prompt_logprobs", "stop", "stop_token_ids",
+        "_min_tokens", "_num_emitted", "_pipe", "_repetition", "_stop_ids", "_stopping_pipe", "_texts",
+        "_texts_by_id", "_vocabulary", "interval", "num_generated", "prompt_logprobs", "stop", "stop_token_ids",
     )  # fmt: skip
 
     def __init__(
@@ -445,6 +479,7 @@ class OutputProcessor:
         self._stop_ids = frozenset(params.stop_token_ids)
         self._min_tokens = params.min_tokens
         self._max_tokens = _NO_LIMIT if params.max_tokens is None else params.max_tokens
+        self._repetition = RepetitionDetector(params.max_repetition) if params.max_repetition else None
         self._armed = self._min_tokens == 0
         self._stopping_pipe = TextPipe(pieces, params.stop)  # made here, since many stops take time
         self._pipe = self._stopping_pipe if self._armed else TextPipe(pieces)
@@ -475,6 +510,8 @@ class OutputProcessor:
                 self._logprobs.append(self._vocabulary.with_texts(token_id, logprobs))
         elif self._push(token_id, logprobs):
             return FinishReason.STOP
+        if self._repetition is not None and self._repetition.is_repeating(token_id):
+            return FinishReason.REPETITION
         return FinishReason.LENGTH if self.num_generated >= self._max_tokens else None
 
     def _push(self, token_id: int, logprobs: TokenLogprobs | None) -> bool:

@@ -204,6 +204,8 @@ class SamplingParams:
         stop: Texts that end generation. They are not part of the text.
         stop_token_ids: Token ids that end generation.
         ignore_eos: Whether generation goes on after the model's end-of-generation token.
+        max_repetition: End a choice whose last tokens, that many of them, are the same n-gram at least four times in a row; 0
+            is off. Every eighth token is checked.
         n: Number of choices for the prompt.
         temperature: Randomness of the draw; 0 takes the likeliest token after biases, penalties and masks.
         dynatemp_range: Most by which the temperature goes up or down with the entropy of the distribution; 0 is off.
@@ -301,6 +303,7 @@ class SamplingParams:
     stop_token_ids: Annotated[tuple[int, ...], TokenIds] = ()
     ignore_eos: bool = False
     min_tokens: int = 0
+    max_repetition: int = 0
     n: int = 1
     logprobs: int | None = None
     logprobs_mode: LogprobsMode = "raw"

@@ -112,6 +112,8 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
               apis="ollama:num_predict", is_optional=True, is_shown=True),
     Parameter("min_tokens", "integer", 0, INT32, "Length",
               help="Minimum of tokens to generate before the model may end.", ours=True, apis=_LLAMA),
+    Parameter("max_repetition", "integer", 0, 8192, "Length", "--max-repetition", apis=_LLAMA, ours=True,
+              help="End a choice that repeats an n-gram for so many tokens, at least four times; 0 is off."),
     Parameter("stop", "texts", group="Length", flags="-r --reverse-prompt", metavar="TEXT", label="Stop sequences",
               apis="ollama openai", help="Stop when the model generates this text, which is left out."),
     Parameter("ignore_eos", "boolean", group="Length", flags="--ignore-eos", label="Ignore the end",

@@ -236,6 +236,8 @@ def finish_words(reason: str, stop: str | int | None = None) -> str:
     match reason:
         case "length":
             return "cut at the limit"
+        case "repetition":
+            return "cut as it repeats itself"
         case "stop" if isinstance(stop, str):
             return f"stopped at {stop!r}"
         case "stop":

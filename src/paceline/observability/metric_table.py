@@ -199,7 +199,7 @@ if __name__ == "__main__":
     sys.stdout.write(markdown())
 
 
-COMPLETED: Final = (FinishReason.STOP, FinishReason.LENGTH)
+COMPLETED: Final = (FinishReason.STOP, FinishReason.REPETITION, FinishReason.LENGTH)
 CANCELLED: Final = (FinishReason.CANCELLED,)
 FAILED: Final = tuple(reason for reason in ENGINE_REASONS if reason not in (*COMPLETED, *CANCELLED))
 

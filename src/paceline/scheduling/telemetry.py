@@ -41,6 +41,7 @@ MOST_WAITING: Final = 64
 _ENDINGS: Final[Mapping[FinishReason, MarkKind]] = {
     FinishReason.STOP: "ended",
     FinishReason.LENGTH: "ended",
+    FinishReason.REPETITION: "ended",
     FinishReason.CANCELLED: "cancelled",
 }
 _Entry = TypeVar("_Entry", TickActivity, Mark)

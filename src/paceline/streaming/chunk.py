@@ -27,6 +27,7 @@ class FinishReason(StrEnum):
         SLOW_READER: The reader fell behind.
         STOP: A stop string, a stop token or the model's end-of-generation token came, or a constraint was complete. `stop`
             has the string or the token id; it is None after a complete constraint.
+        REPETITION: The choice repeated itself, see `SamplingParams.max_repetition`.
         LENGTH: max_tokens were generated, or the context is full.
         TOOL_CALLS: A message of a chat came to its end with tool calls; only chats have this reason.
     """
@@ -37,6 +38,7 @@ class FinishReason(StrEnum):
     SHUTDOWN = "shutdown"
     SLOW_READER = "slow_reader"
     STOP = "stop"
+    REPETITION = "repetition"
     LENGTH = "length"
     TOOL_CALLS = "tool_calls"
 
@@ -47,6 +49,9 @@ class FinishReason(StrEnum):
 
 
 _RANKS = {reason: rank for rank, reason in enumerate(FinishReason)}
+
+CUT_REASONS: Final = (FinishReason.REPETITION, FinishReason.LENGTH)
+"""The reasons of choices that did not come to their own end, and are no failures."""
 
 ENGINE_REASONS: Final = tuple(reason for reason in FinishReason if reason is not FinishReason.TOOL_CALLS)
 """The reasons of an engine's requests."""

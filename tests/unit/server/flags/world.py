@@ -274,6 +274,7 @@ EXAMPLES: dict[str, tuple[list[str], dict[str, Any]]] = {  # what is given, and 
     "--grammar-file": (["g.gbnf"], {"sampling.grammar": 'root ::= "a"'}),
     "--json-schema": (["{}"], {"sampling.json_schema": "{}"}),
     "--json-schema-file": (["s.json"], {"sampling.json_schema": '{"type": "object"}'}),
+    "--max-repetition": (["200"], {"sampling.max_repetition": 200}),
     "--reverse-prompt": (["x"], {"sampling.stop": ("x",)}),
     "--escape": (["-r", r"\t"], {"sampling.stop": ("\t",)}),
     "--chat-template": (["{{ x }}"], {"server.chat_template": "{{ x }}"}),

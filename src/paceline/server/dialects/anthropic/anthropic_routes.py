@@ -365,6 +365,8 @@ class MessageReply(DialectReply):
         if reason is FinishReason.LENGTH:
             is_full = self.max_tokens is None or usage.completion_tokens < self.max_tokens
             return "model_context_window_exceeded" if is_full else "max_tokens"
+        if reason is FinishReason.REPETITION:
+            return "max_tokens"
         if sequence is not None:
             return "stop_sequence"
         return "tool_use" if reason is FinishReason.TOOL_CALLS else "end_turn"

@@ -57,7 +57,7 @@ from paceline.server.running_request import (
 from paceline.server.service import Service
 from paceline.server.sse import EventStream, EventWriter
 from paceline.streaming import FinishReason, StreamChunk, Usage
-from paceline.streaming.chunk import Completion
+from paceline.streaming.chunk import CUT_REASONS, Completion
 
 
 class LineLimiter:
@@ -301,7 +301,7 @@ class CompletionRenderer(EventWriter):
 
     def _stop_type(self, reason: FinishReason | None, stop: str | int | None) -> str:
         """Return llama-server's name of an end. A complete grammar counts as the model's own end, as in llama-server."""
-        if reason is FinishReason.LENGTH:
+        if reason in CUT_REASONS:
             return "limit"
         if reason is not FinishReason.STOP:
             return "none"

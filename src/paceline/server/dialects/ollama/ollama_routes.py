@@ -56,7 +56,7 @@ from paceline.server.routes import RouteFacts, Routes
 from paceline.server.service import Service
 from paceline.server.sse import JSON_LINES, EventWriter
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
-from paceline.streaming.chunk import Completion
+from paceline.streaming.chunk import CUT_REASONS, Completion
 
 
 def error_body(api_error: ApiError) -> dict[str, Any]:
@@ -382,7 +382,7 @@ class OllamaReply(DialectReply):
         warnings = [*self.warnings, *([] if warning is None else [str(warning)])]
         return {
             "done": True,
-            "done_reason": "length" if reason is FinishReason.LENGTH else "stop",
+            "done_reason": reason.value if reason in CUT_REASONS else "stop",
             "total_duration": _nanoseconds(usage.queue_s + usage.prefill_s + usage.decode_s),
             "load_duration": 0,
             "prompt_eval_count": usage.prompt_tokens,

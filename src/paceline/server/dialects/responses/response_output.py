@@ -23,6 +23,7 @@ from paceline.server.dialects.token_reports import ChatLogprob, Pieces, RunningT
 from paceline.server.json_bodies import encode_in_parts
 from paceline.server.sse import NAMED_SSE, EventWriter, named_event
 from paceline.streaming import FinishReason, Usage
+from paceline.streaming.chunk import CUT_REASONS
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
@@ -73,7 +74,7 @@ class ResponseHead(DialectReply):
         aligner.add(choice.token_ids, choice.logprobs or ())
         num_reasoning, _ = aligner.take(choice.message.reasoning_content)
         _, logprobs = aligner.take(choice.message.content)
-        is_cut = choice.finish_reason == FinishReason.LENGTH
+        is_cut = choice.finish_reason in CUT_REASONS
         output = _output(choice.message, logprobs, self.names, is_cut=is_cut)
         warnings = [] if choice.warning is None else [str(choice.warning)]
         body = self.ended(output, choice.finish_reason, _usage(completion.usage, num_reasoning), warnings)
@@ -113,7 +114,7 @@ class ResponseHead(DialectReply):
         warnings: Sequence[str] = (),
     ) -> Item:
         """Return the response object at its end, stored if it is to be."""
-        is_cut = finish_reason == FinishReason.LENGTH
+        is_cut = finish_reason in CUT_REASONS
         status: Status = "incomplete" if is_cut else "completed"
         reason = "max_output_tokens" if is_cut else None
         body = self.body(status, output, usage=usage, reason=reason, warnings=warnings)
@@ -455,7 +456,7 @@ class ResponseEvents(EventWriter):
         if self._open is None and not self._output:  # nothing but blanks
             events, item = self._current("message")
             item.texts.append(self._blanks)
-        is_cut = reason == FinishReason.LENGTH
+        is_cut = reason in CUT_REASONS
         events += self._close("incomplete" if is_cut else "completed")
         warnings = [] if chunk.warning is None else [str(chunk.warning)]
         body = self.head.ended(self._output, reason, _usage(usage, self._num_reasoning), warnings)
