@@ -51,7 +51,9 @@ _STATES: Final = {"prefilling": "cyan", "decoding": "green", "paused": "yellow"}
 _ALIVE: Final = {"idle": "green", "ticking": "green", "starting": "yellow", "sleeping": "blue"}
 _BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 _TICK_ROWS: Final = 4
-_FIXED_ROWS: Final = 16  # lines of everything but slots and shared prefixes
+_LOW: Final = 30  # lines of a terminal, below which ticks take half as many
+_LEGEND: Final = ("cyan: with prefill", "green: decode", "red: over the target", "magenta: embedding")
+_KEYS: Final = "q quits · ? shows or hides the keys · Ctrl-C quits"
 _NARROW: Final = 90
 _MOST_SHARED: Final = 5
 
@@ -63,38 +65,46 @@ class TopPicture:
     Attributes:
         source: The URL, or a name for an engine of this process.
         status: A sentence if there is nothing to show, or the state is old.
+        shows_keys: Whether the last line names the keys.
     """
 
     state: TopState
     source: str
     status: str = ""
+    shows_keys: bool = False
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width, height = options.max_width, options.size.height
-        parts: list[Text | Table] = [self._title(width)]
+        parts: list[Text | Table] = [*self._title(width)]
         if self.status:
             parts.append(_line(self.status, "yellow", width))
+        keys = [_line(_KEYS, "dim", width)] if self.shows_keys else []
         if self.state.members:
-            room = max(1, height - _FIXED_ROWS)
-            parts += [Text(""), *self._slots(width, room)]
-            parts += [Text(""), *_ticks(self.state, width)]
-            parts += [Text(""), *self._numbers(width), *self._shared(width, room)]
-        yield Group(*parts)
+            ticks = [*_ticks(self.state, width, _TICK_ROWS if height >= _LOW else _TICK_ROWS // 2)]
+            below = [*ticks, Text(""), *self._numbers(width)]
+            # Beside these: two blank lines, the heads of slots and tree, and a line that counts what is left out.
+            room = max(1, height - len(parts) - len(below) - len(keys) - 6)
+            num_slots = min(room, max(1, len(self.state.members["slots"])))
+            shared = [*self._shared(width, room - num_slots)]
+            parts += [Text(""), *self._slots(width, room), Text(""), *below, *shared]
+        yield Group(*parts, *keys)
 
-    def _title(self, width: int) -> Text:
+    def _title(self, width: int) -> Iterator[Text]:
         engine, rates = self.state.get("engine"), self.state.get("rates")
         title = Text("paceline top ", "bold", no_wrap=True)
         title.append(terminal.printable(f"{self.state.members.get('model', '')} · {self.source}"))
+        pace = Text(no_wrap=True)
         if engine:
             state = str(engine["state"])
-            title.append(" · ")
-            title.append(state, _ALIVE.get(state, "red"))
+            pace.append(state, _ALIVE.get(state, "red"))
             if engine["num_restarts"]:
-                title.append(f" · {engine['num_restarts']} restarts", "yellow")
-            title.append(f" · {rates['generated_per_s']:,.0f} tok/s", "bold")
-            title.append(f" · prefill {rates['prefill_per_s']:,.0f} tok/s · {rates['ticks_per_s']:,.0f} ticks/s")
-        title.truncate(width, overflow="ellipsis")
-        return title
+                pace.append(f" · {engine['num_restarts']} restarts", "yellow")
+            pace.append(f" · {rates['generated_per_s']:,.0f} tok/s", "bold")
+            pace.append(f" · prefill {rates['prefill_per_s']:,.0f} tok/s · {rates['ticks_per_s']:,.0f} ticks/s")
+        lines = [title, pace] if title.cell_len + 3 + pace.cell_len > width else [Text(" · ").join([title, pace])]
+        for line in filter(None, lines):
+            line.truncate(width, overflow="ellipsis")
+            yield line
 
     def _slots(self, width: int, room: int) -> Iterator[Text | Table]:
         slots: Sequence[Members] = self.state.members["slots"]
@@ -113,7 +123,7 @@ class TopPicture:
     def _numbers(self, width: int) -> Iterator[Text]:
         memory, config = self.state.get("memory"), self.state.get("config")
         if memory:
-            yield _line(_memory_words(memory, config), "", width)
+            yield from _parts("memory", _memory_words(memory, config), width)
         for name, title in (("ttft_s", "first token"), ("itl_s", "next token")):
             found = self.state.get("histograms").get(name)
             if found:
@@ -121,7 +131,7 @@ class TopPicture:
                 yield _line(f"{title:<12}{shown}", "", width)
         counts = self.state.get("counts")
         if counts:
-            yield _line(_count_words(counts), "", width)
+            yield from _parts("since start", _count_words(counts), width)
 
     def _shared(self, width: int, room: int) -> Iterator[Text]:
         tree = self.state.get("tree")
@@ -276,7 +286,7 @@ def _progress(slot: Members, style: str) -> ProgressBar | Text:
     )
 
 
-def _ticks(state: TopState, width: int) -> Iterator[Text]:
+def _ticks(state: TopState, width: int, num_rows: int = _TICK_ROWS) -> Iterator[Text]:
     """Yield the last ticks as columns, the newest at the right: their height is time, up to the target or the longest one."""
     columns = list(state.columns)[-max(1, width - 10) :]
     target_ms = float(state.get("config").get("itl_target_ms") or 0)
@@ -287,16 +297,12 @@ def _ticks(state: TopState, width: int) -> Iterator[Text]:
     is_long = longest_ms > target_ms
     top_ms = longest_ms if is_long or longest_ms > target_ms / 4 else max(longest_ms, 1e-3)
     over = " (over it)" if is_long and target_ms else ""
-    yield _line(
-        f"ticks       longest {longest_ms:,.1f} ms, target {target_ms:,.0f} ms{over} · "
-        "cyan: with prefill, green: decode, magenta: embedding",
-        "bold",
-        width,
-    )
-    for row in range(_TICK_ROWS, 0, -1):
-        line = Text(f"{top_ms * row / _TICK_ROWS:7.1f} │", "dim", no_wrap=True)
+    head = f"longest {longest_ms:,.1f} ms, target {target_ms:,.0f} ms{over}"
+    yield from _parts("ticks", [head, *_LEGEND], width, "bold")
+    for row in range(num_rows, 0, -1):
+        line = Text(f"{top_ms * row / num_rows:7.1f} │", "dim", no_wrap=True)
         for column in columns:
-            filled = _longest_ms(column) / top_ms * _TICK_ROWS - (row - 1)  # the column's part in this row
+            filled = _longest_ms(column) / top_ms * num_rows - (row - 1)  # the column's part in this row
             block = _BLOCKS[round(min(max(filled, 0.0), 1.0) * (len(_BLOCKS) - 1))]
             line.append(block, _column_style(column, target_ms))
         yield line
@@ -315,7 +321,7 @@ def _column_style(column: Members, target_ms: float) -> str:
     return "cyan" if num_prefill else "green"
 
 
-def _memory_words(memory: Members, config: Members) -> str:
+def _memory_words(memory: Members, config: Members) -> list[str]:
     most = config.get("num_cells")
     cells = f"{memory['cells']:,}" + (f" of {most:,}" if most is not None else "")
     parts = [f"cells {cells} ({memory['running_cells']:,} running, {memory['cached_cells']:,} cached)"]
@@ -323,22 +329,34 @@ def _memory_words(memory: Members, config: Members) -> str:
         parts.append(f"host {_mib(memory['host_bytes'])} of {_mib(config['host_bytes'])}")
     if memory["rss_bytes"] is not None:
         parts.append(f"process {_mib(memory['rss_bytes'])}")
-    return f"{'memory':<12}{' · '.join(parts)}"
+    return parts
 
 
-def _count_words(counts: Mapping[str, Any]) -> str:
+def _count_words(counts: Mapping[str, Any]) -> list[str]:
     named = ("completed", "cancelled", "failed", "preemptions")
     parts = [f"{counts[name]:,} {name}" for name in named if counts[name] or name == "completed"]
     prompt = counts["prompt_tokens"]
     share = f" ({counts['cached_prompt_tokens'] / prompt:.0%} cached)" if prompt else ""
-    parts.append(f"{prompt:,} prompt tokens{share}, {counts['generated_tokens']:,} generated")
+    parts += [f"{prompt:,} prompt tokens{share}", f"{counts['generated_tokens']:,} generated"]
     if counts["draft_tokens"]:
         parts.append(f"{counts['accepted_tokens'] / counts['draft_tokens']:.0%} of drafts accepted")
-    return f"{'since start':<12}{' · '.join(parts)}"
+    return parts
 
 
 def _mib(count: int) -> str:
     return f"{count / (1 << 20):,.0f} MiB"
+
+
+def _parts(head: str, parts: Sequence[str], width: int, style: str = "") -> Iterator[Text]:
+    """Yield parts with dots between them, on as many lines as they need, below each other."""
+    line = f"{head:<12}{parts[0]}"
+    for part in parts[1:]:
+        if cell_len(line) + 3 + cell_len(part) > width:
+            yield _line(line, style, width)
+            line = f"{'':<12}{part}"
+        else:
+            line = f"{line} · {part}"
+    yield _line(line, style, width)
 
 
 def _line(text: str, style: str, width: int) -> Text:

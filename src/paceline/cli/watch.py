@@ -207,7 +207,7 @@ def top(
     interval_ms: IntervalMs = 250,
     once: Once = False,
 ) -> None:
-    """Show what an engine does: slots, the last ticks, shared prefixes, memory, latencies. q quits.
+    """Show what an engine does: slots, the last ticks, shared prefixes, memory, latencies. q quits, ? shows the keys.
 
     Nothing is recorded while no client reads. With tenants a key shows its own requests, and sums of the rest.
     """
@@ -256,14 +256,17 @@ def _draw(state: TopState, source: EventSource, reading: threading.Thread) -> No
     with ExitStack() as stack:
         keys = stack.enter_context(terminal.Keys(sys.stdin.fileno()) if terminal.can_read_keys() else nullcontext())
         live = stack.enter_context(Live(console=console, screen=True, auto_refresh=False))
+        shows_keys = False
         while reading.is_alive():
-            live.update(TopPicture(state, source.name, source.status), refresh=True)
+            live.update(TopPicture(state, source.name, source.status, shows_keys), refresh=True)
             if keys is None:
                 time.sleep(1 / _FRAMES)
                 continue
             keys.wait(1 / _FRAMES)
-            if "q" in keys.read():
+            pressed = keys.read()
+            if "q" in pressed:
                 return
+            shows_keys ^= "?" in pressed
 
 
 @contextmanager

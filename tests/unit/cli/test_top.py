@@ -49,10 +49,12 @@ def snapshot(num_slots: int = 3) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def drawn(state: TopState, width: int = 120, height: int = 40, status: str = "") -> list[str]:
+def drawn(
+    state: TopState, width: int = 120, height: int = 40, status: str = "", *, shows_keys: bool = False
+) -> list[str]:
     console = Console(width=width, height=height, force_terminal=True, color_system=None, legacy_windows=False)
     with console.capture() as capture:
-        console.print(TopPicture(state, "http://here", status))
+        console.print(TopPicture(state, "http://here", status, shows_keys))
     return capture.get().rstrip("\n").split("\n")
 
 
@@ -91,6 +93,24 @@ def test_the_picture_is_no_wider_and_no_higher_than_the_terminal(width: int, hei
     assert max(map(cell_len, lines)) <= width
     assert len(lines) <= max(height, 24)
     assert "more" in "\n".join(lines)
+
+
+def test_the_smallest_usual_terminal_cuts_no_line() -> None:
+    """At 80 by 24 the state, the legend and the memory are whole, and the keys fit in if they are asked for."""
+    state = TopState()
+    counts = dict.fromkeys(("completed", "cancelled", "failed", "preemptions", "cached_prompt_tokens"), 100)
+    counts |= {"prompt_tokens": 123_456, "generated_tokens": 54_321, "draft_tokens": 0, "accepted_tokens": 0}
+    times = {"p50": 0.01, "p95": 0.02, "p99": 0.05}
+    found = snapshot(8) | {"counts": counts, "histograms": {"ttft_s": times, "itl_s": times}}
+    found["memory"]["rss_bytes"] = 500 << 20
+    state.take("snapshot", found)
+    lines = drawn(state, 80, 24, shows_keys=True)
+    assert len(lines) <= 24
+    text = "\n".join(lines)
+    assert "…" not in text
+    for part in ("41 ticks/s", "magenta: embedding", "process 500 MiB", "54,321 generated", "#10 request-0", "? shows"):
+        assert part in text, part
+    assert "? shows" not in "\n".join(drawn(state, 80, 24))
 
 
 def test_names_of_requests_reach_the_terminal_as_text() -> None:
