@@ -72,12 +72,13 @@ class CacheSequence:
         num_computed_tokens: Set by the cache.
         waits_for: Set by the cache: the prefix that another sequence is about to compute.
         lookup: Set by the cache: the search on a disk for its prompt.
+        awaited: Set by the cache: this search, or that of a sequence that begins alike.
         computes_all: Set by the cache after a failed load, until the sequence ends.
     """
 
     __slots__ = (
-        "computes_all", "layout", "lookup", "num_computed_tokens", "num_prompt_tokens", "packed", "request", "seq_id",
-        "token_ids", "waits_for",
+        "awaited", "computes_all", "layout", "lookup", "num_computed_tokens", "num_prompt_tokens", "packed", "request",
+        "seq_id", "token_ids", "waits_for",
     )  # fmt: skip
 
     request: SequenceGroup
@@ -89,6 +90,7 @@ class CacheSequence:
         self.seq_id: int | None = None
         self.waits_for: PendingPrefix | None = None
         self.lookup: DiskLookup | None = None
+        self.awaited: DiskLookup | None = None
         self.computes_all = False
 
     @property

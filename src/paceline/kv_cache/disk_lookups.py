@@ -64,8 +64,9 @@ class DiskLookups:
             if lookup.namespace == sequence.namespace:
                 num_common = common_prefix_bytes(lookup.tokens, tokens, 0) // TOKEN_BYTES
                 if num_common - num_known >= MIN_CACHED_TOKENS:
+                    sequence.awaited = lookup
                     return True
-        sequence.lookup = lookup = DiskLookup(
+        sequence.lookup = sequence.awaited = lookup = DiskLookup(
             namespace=sequence.namespace,
             tokens=tokens,
             num_known=num_known,

@@ -260,7 +260,7 @@ def waiting_sequences(queue: Iterable[Sequence], now_s: float) -> tuple[WaitingS
 
 
 def _waiting(sequence: Sequence, now_s: float) -> WaitingSequence:
-    request, waits_for, lookup = sequence.request, sequence.waits_for, sequence.lookup
+    request, waits_for, lookup = sequence.request, sequence.waits_for, sequence.awaited
     return WaitingSequence(
         key=request.key,
         request_id=request.options.request_id,

@@ -612,6 +612,8 @@ def test_sequences_that_begin_alike_read_their_beginning_once(tmp_path: Path) ->
     outcomes = [second.begin(text(1500) + text(30, seed), 2) for seed in range(1, 4)]
     second.tick()
     assert len(second.store.found) == 1
+    sequences = [outcome.request.sequences[0] for outcome in outcomes]
+    assert [waiting.reads_disk for waiting in waiting_sequences(sequences, second.clock.now())] == [True] * 3
     second.run()
     second.check_output_as_alone(*outcomes)
     assert sum(second.computed(outcome) for outcome in outcomes) <= 3 * 32
