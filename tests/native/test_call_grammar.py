@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from tests.native.chat_templates import demo
 from tests.native.test_chat_formats import ASKED, tool_of
+from tests.sweeps import sampled
 
 from paceline import SamplingParams
 from paceline.chat import ChatFormat, ChatOptions, ChatRequest, MessageParser, RenderedPrompt, next_turn, prepare_chat
@@ -162,7 +163,7 @@ def test_arguments_are_held_to_their_schema_in_every_format(
 JSON_FORMAT, TAGGED, BARE = "Qwen-Qwen2.5-7B-Instruct", "Qwen3-Coder", "meta-llama-Llama-3.1-8B-Instruct"
 
 
-@pytest.mark.parametrize("name", [JSON_FORMAT, TAGGED, BARE])
+@pytest.mark.parametrize("name", sampled([TAGGED, JSON_FORMAT, BARE], every=3))
 @pytest.mark.parametrize(
     "options",
     [
@@ -196,7 +197,7 @@ def test_calls_that_are_required_are_held_as_well(
             assert is_refused == (second == VIOLATING[1] or not options["parallel_tool_calls"])
 
 
-@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize("choice", sampled(["auto", "required"], every=2))
 @pytest.mark.parametrize(
     ("arguments", "is_taken"),
     [
@@ -239,7 +240,9 @@ def test_arguments_with_longer_bounds_have_longer_numbers(llama_cpp_source: Path
 
 
 @pytest.mark.parametrize("choice", ["auto", "required"])
-@pytest.mark.parametrize("name", ["Qwen3.5-4B", "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "StepFun3.5-Flash"])
+@pytest.mark.parametrize(
+    "name", sampled(["Qwen3.5-4B", "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "StepFun3.5-Flash"], every=3)
+)
 def test_a_call_that_ends_thinking_is_held(
     llama_cpp_source: Path, compiler: ConstraintCompiler, name: str, choice: str
 ) -> None:

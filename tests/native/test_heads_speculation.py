@@ -11,6 +11,7 @@ from tests.drafters import read_beside_a_kill
 from tests.exact import EXACT, assert_same_but_for_near_ties
 from tests.native.conftest import TinyModels
 from tests.pictures import picture
+from tests.sweeps import sampled
 
 from paceline import LLM, Image, estimate_memory
 from paceline.errors import InvalidParams, ModelLoadError, StateError, Unsupported
@@ -76,7 +77,7 @@ class Tried:
         return self.llm(speculation=None, **options)
 
 
-@pytest.fixture(scope="module", params=list(SPECS))
+@pytest.fixture(scope="module", params=sampled(SPECS, every=3))
 def tried(request: pytest.FixtureRequest, tiny_models: TinyModels) -> Tried:
     return Tried(tiny_models, request.param)
 

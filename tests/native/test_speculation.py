@@ -13,6 +13,7 @@ from tests.drafters import LastAgain, Oracle, force_depths, read_beside_a_kill
 from tests.exact import EXACT, assert_same_but_for_near_ties
 from tests.native.conftest import TinyModels
 from tests.native.test_windowed_hybrid import WindowedLfm2Spec
+from tests.sweeps import sampled
 
 from paceline import LLM, NgramDrafter
 from paceline.engine import engine_factory
@@ -277,7 +278,7 @@ TOGETHER = ["The quick brown fox jumps", "The quick brown fox jumps over", "The 
 
 
 @pytest.mark.usefixtures("deep")
-@pytest.mark.parametrize("error_rate", [0.0, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize("error_rate", sampled([0.1, 0.0, 0.5, 1.0], every=4))
 @pytest.mark.parametrize("kind", UNCUT)
 def test_models_with_states_verify_drafts(tiny_models: TinyModels, kind: str, error_rate: float) -> None:
     """The text is that of decoding alone, through shared prefixes, choices, turns that go on, and prompts beside."""

@@ -152,6 +152,12 @@ def unlogged() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
+@pytest.fixture(autouse=True)
+def watched() -> None:
+    """All objects are counted: what grows may be in a container that was there before."""
+    gc.unfreeze()
+
+
 def held(server: RunningServer) -> str:
     """Objects by type, and objects in containers by type, once no request is open; as JSON, which no later look finds."""
     server.until(lambda: not (server.engine.num_open or server.connections or server.service.in_flight.count))
@@ -199,6 +205,7 @@ def objects() -> Iterator[object]:
     yield from others.values()
 
 
+@pytest.mark.full
 def test_a_report_that_has_just_come_counts_no_more_than_one_of_before() -> None:
     """The worker reports each second; whether it did so between two looks or long before makes no difference to them."""
     metrics = Metrics()  # as the worker sends them: with labels
@@ -257,6 +264,7 @@ def test_a_worker_that_died_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatc
     assert gained(before, after, by_more_than=3) == {}
 
 
+@pytest.mark.full
 def test_sleep_and_adapters_leave_nothing_behind(tmp_path: Path) -> None:
     """Sleeping and waking, and loading and unloading a LoRA adapter, leave as many objects as before."""
     spec = LlamaSpec(n_ctx_train=2048)
