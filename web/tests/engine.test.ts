@@ -4,8 +4,9 @@ import { NOTHING, reduce } from "../src/engine/state";
 import { axisTicks, endOf, layOut, tokensOf } from "../src/engine/timeline";
 import { frameOf, laneAt } from "../src/engine/timeline_paint";
 import { centred, moved, wholeTrace, zoomed } from "../src/engine/trace_window";
+import { describe as nodeWords } from "../src/engine/tree_view";
 import { layOutTree } from "../src/engine/tree_layout";
-import type { EngineEvent, Row, Tick, Tree } from "../src/engine/types";
+import type { EngineEvent, Mark, Row, Tick, Tree } from "../src/engine/types";
 
 const tick = (t: number, more: Partial<Tick> = {}): Tick => ({ t, ms: 10, step_ms: 9, n: 1, running: 1, waiting: 0, cells: 0, ...more });
 const row = (slot: number, key: number, prefill: number, decode: number, drafts = 0, fresh = decode): Row => [slot, key, 0, prefill, decode, drafts, fresh];
@@ -56,6 +57,12 @@ describe("the timeline", () => {
     ]);
     expect(bars[0]?.width).toBeCloseTo(99.5);
     expect(columns).toMatchObject([{ ms: 1000, isLate: true, prefill: 64, decode: 4 }]);
+  });
+
+  it("has no dot of an end before the first known tick", () => {
+    const marks = [1, 6].map((t) => ({ t, slot: 0, key: t, what: "ended" }) as unknown as Mark);
+    expect(layOut({ ...input, ticks: [tick(5)], marks }, 100).marks.map(({ mark }) => mark.t)).toEqual([6]);
+    expect(layOut({ ...input, ticks: [], marks, stays: [] }, 100).marks).toHaveLength(2); // of a trace, which knows all
   });
 
   it("marks as late what took longer than the target, also within merged ticks", () => {
@@ -135,6 +142,18 @@ describe("the radix tree", () => {
   it("draws a node whose parent was left out, and nothing of an empty tree", () => {
     expect(layOutTree(tree([node(7, 3, 10, 20)]))).toMatchObject([{ x: 0.5, y: 0, height: 1 }]);
     expect(layOutTree(tree([]))).toEqual([]);
+  });
+
+  it("joins idle leaves with the same parent if there are many, and no running ones", () => {
+    const leaves = Array.from({ length: 100 }, (_, at) => ({ ...node(at + 2, 1, 50, 60 + at), cached: 1, on_device: at < 40, on_host: at >= 40 }));
+    const running = { ...node(500, 1, 50, 55), running: [[7, 0]] as Array<[number, number]> };
+    const boxes = layOutTree(tree([node(1, null, 0, 50), ...leaves, running]));
+    expect(boxes).toHaveLength(4);
+    const merged = boxes.flatMap((box) => (box.node.merged ? [box.node] : []));
+    expect(merged.map((one) => [one.merged?.count, one.cached, one.on_device])).toEqual([[40, 40, true], [60, 60, false]]);
+    expect(merged[1]).toMatchObject({ start: 50, end: 159, merged: { tokens: leaves.slice(40).reduce((sum, one) => sum + one.end - 50, 0) } });
+    expect(nodeWords(merged[1] as (typeof merged)[0])).toMatch(/^60 cached prefixes with [\d,]+ tokens · in host memory$/);
+    expect(layOutTree(tree([node(1, null, 0, 50), ...leaves.slice(0, 16)]))).toHaveLength(17);
   });
 
   it("places a thousand levels without running out of stack", () => {

@@ -77,13 +77,15 @@ export function layOut(input: TimelineInput, width: number): TimelineLayout {
         .filter((stay) => (stay.end_s ?? input.to) >= input.from && stay.start_s <= input.to)
         .map((stay) => ({ lane: stay.slot, key: stay.key, x: x(stay.start_s), end: x(stay.end_s ?? input.to) }))
     : runsOf(bars);
+  // Ends are known for longer than ticks: a dot has a bar before it.
+  const since = input.stays ? input.from : Math.max(input.from, input.ticks[0]?.t ?? input.to);
   const longest = Math.max(...columns.map((one) => one.ms), SCALES_MS[0] ?? 0) * 1.15;
   return {
     runs,
     bars,
     columns,
     marks: input.marks
-      .filter((mark) => mark.t >= input.from && mark.t <= input.to && mark.slot !== null)
+      .filter((mark) => mark.t >= since && mark.t <= input.to && mark.slot !== null)
       .map((mark) => ({ x: x(mark.t), lane: mark.slot ?? 0, mark })),
     scaleMs: SCALES_MS.find((one) => one >= longest) ?? longest,
   };

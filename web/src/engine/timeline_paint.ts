@@ -145,6 +145,7 @@ function paintTarget(
   if (targetMs === null) return;
   if (targetMs > scaleMs) { // far above: a scale with it would leave the columns flat
     context.textAlign = "left";
+    context.fillStyle = palette.muted;
     context.fillText(`↑ target ${targetMs} ms`, GUTTER + 5, frame.columnsTop + 4);
     return;
   }

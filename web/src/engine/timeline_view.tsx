@@ -9,6 +9,8 @@ const WINDOWS_S = [5, 15, 60];
 const REPAINT_MS = 100;
 const COLOURS = ["ink", "muted", "line", "band", "prefill", "decode", "draft", "embed", "mark", "late"] as const;
 
+const ENDS = [["ink", "ended"], ["muted", "cancelled"], ["mark", "preempted"], ["late", "failed"]] as const; // dots in the lanes
+
 interface Props {
   state: EngineState;
   /** Milliseconds of the page's clock at which the state came. */
@@ -69,9 +71,19 @@ function Legend({ hasDrafts }: { hasDrafts: boolean }): VNode {
         </span>
       ))}
       <span>
+        <i class="swatch embed" />
+        embedding
+      </span>
+      <span>
         <i class="swatch dashed" />
         target
       </span>
+      {ENDS.map(([colour, name]) => (
+        <span key={name}>
+          <i class={`swatch dot colour-${colour}`} />
+          {name}
+        </span>
+      ))}
     </span>
   );
 }

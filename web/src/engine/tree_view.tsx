@@ -3,8 +3,7 @@ import { useMemo, useState } from "preact/hooks";
 import { shownCount } from "../ui/shown";
 import { Panel } from "./panels";
 import type { EngineState } from "./state";
-import { type TreeBox, layOutTree } from "./tree_layout";
-import type { TreeNode } from "./types";
+import { type ShownNode, type TreeBox, layOutTree } from "./tree_layout";
 
 interface Props {
   state: EngineState;
@@ -17,7 +16,7 @@ export function TreeView({ state, focused, onFocus }: Props): VNode {
   const { tree, others } = state;
   const boxes = useMemo(() => (tree ? layOutTree(tree) : []), [tree]);
   const height = boxes.length ? heightOf(boxes) : 0;
-  const [hovered, setHovered] = useState<TreeNode | null>(null);
+  const [hovered, setHovered] = useState<ShownNode | null>(null);
   const note = tree ? `${shownCount(tree.num_tokens)} tokens in ${shownCount(tree.num_nodes)} nodes${tree.is_complete ? "" : ", the first of them"}` : "";
   return (
     <Panel title="Radix tree" note={note} class="tree">
@@ -65,18 +64,23 @@ function Box({ box, height, isFocused, onEnter }: { box: TreeBox; height: number
   const isNamed = box.width > 0.09 && box.height * height >= 15;
   return (
     <span
-      class={`tree-node ${kind}${num > 1 ? " shared" : ""}${isFocused ? " focused" : ""}`}
+      class={`tree-node ${kind}${num > 1 ? " shared" : ""}${node.merged ? " merged" : ""}${isFocused ? " focused" : ""}`}
       style={{ left: `${100 * box.x}%`, width: `${100 * box.width}%`, top: `${100 * box.y}%`, height: `${100 * box.height}%` }}
       onPointerEnter={onEnter}
       title={describe(node)}
     >
-      {isNamed && <span>{node.end - node.start}{num > 1 ? ` ×${num}` : num === 1 ? ` · #${node.running[0]?.[0]}` : ""}</span>}
+      {isNamed && node.merged && <span>{shownCount(node.merged.count)} prefixes · {shownCount(node.merged.tokens)} tokens</span>}
+      {isNamed && !node.merged && <span>{node.end - node.start}{num > 1 ? ` ×${num}` : num === 1 ? ` · #${node.running[0]?.[0]}` : ""}</span>}
     </span>
   );
 }
 
 /** Return the description of a node, in words. */
-export function describe(node: TreeNode): string {
+export function describe(node: ShownNode): string {
+  if (node.merged) {
+    const { count, tokens } = node.merged;
+    return `${shownCount(count)} cached prefixes with ${shownCount(tokens)} tokens${node.on_device ? "" : " · in host memory"}`;
+  }
   const parts = [`tokens ${shownCount(node.start)} to ${shownCount(node.end)}`];
   if (node.running.length) parts.push(`running: ${node.running.map(([key]) => `#${key}`).join(", ")}`);
   if (node.cached) parts.push(`${node.cached} cached ${node.cached === 1 ? "prefix" : "prefixes"}`);
