@@ -56,7 +56,7 @@ def test_every_endpoint_runs_through_a_server(
     assert results["/v1/completions"]["body"]["usage"]["completion_tokens"] == 2
     assert results["/v1/completions"]["request_id"]
     assert errors["/v1/embeddings"]["body"]["error"]["code"] == "unsupported"
-    again = run(source, "--url", server.url, "--quiet")
+    again = run(source, "-m", str(source.with_name("no-model.gguf")), "--quiet")  # nothing is left to load a model for
     assert (again.exit_code, again.stderr) == (1, "")
     assert read(source.with_name("out.jsonl")) == results
 

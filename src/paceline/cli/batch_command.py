@@ -105,6 +105,8 @@ def run(
         failed = output.with_name(f"{output.stem}.errors{output.suffix}") if errors is None else errors
 
         async def run_all() -> None:
+            if files.is_finished():  # no model is loaded for nothing
+                return
             if url is None:
                 path = None if model is None else option.local_path(model, stop)
                 loras = {"lora": {name: file for name, (file, _) in adapters.items()}} if adapters else {}

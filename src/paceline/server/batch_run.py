@@ -93,8 +93,9 @@ class BatchEntry(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class _Head(msgspec.Struct):
-    """The members of a body by which lines with a common prefix are found, in the order in which templates render them."""
+    """The members of a body by which lines with a common prefix are found: the model, and the order of templates."""
 
+    model: msgspec.Raw = _NOTHING
     tools: msgspec.Raw = _NOTHING
     instructions: msgspec.Raw = _NOTHING
     messages: msgspec.Raw = _NOTHING
@@ -176,6 +177,7 @@ class BatchFiles:
         self.num_done = self.num_failed = 0
         self._open = ExitStack()
         self._out: dict[Path, int] = {}
+        self._window: tuple[list[BatchLine], list[BatchEntry]] | None = None  # that `is_finished` has read
 
     def __enter__(self) -> Self:
         """Open the files and read which lines are done.
@@ -210,6 +212,9 @@ class BatchFiles:
 
         Lines with a common prefix are side by side. Reads the input: for a thread.
         """
+        if self._window is not None:
+            window, self._window = self._window, None
+            return window
         lines: list[BatchLine] = []
         refused: list[BatchEntry] = []
         num_bytes = 0
@@ -223,6 +228,11 @@ class BatchFiles:
                 break
         lines.sort(key=_prefix_of)
         return lines, refused
+
+    def is_finished(self) -> bool:
+        """Return whether no line is left. Reads the next window: for a thread, and before the first `next_window`."""
+        self._window = self.next_window()
+        return not any(self._window)
 
     def write(self, entry: BatchEntry) -> None:
         """Append an entry to the results or the errors. It is written when this returns, also if the process is killed."""
@@ -323,9 +333,13 @@ def _digest(name: str | int) -> bytes:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16, person=kind.encode()).digest()
 
 
-def _prefix_of(line: BatchLine) -> tuple[str, bytes]:
+def _prefix_of(line: BatchLine) -> tuple[str, bytes, bytes]:
     head = _decode_head(line.body)
-    return line.url, b"".join((head.tools, head.instructions, head.messages, head.prompt, head.input))
+    return (
+        line.url,
+        bytes(head.model),
+        b"".join((head.tools, head.instructions, head.messages, head.prompt, head.input)),
+    )
 
 
 def new_id() -> str:

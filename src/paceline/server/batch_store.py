@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, Final, Literal, TypeVar
 
 import msgspec
 
-from paceline.errors import CapacityError, InvalidParams
+from paceline.errors import CapacityError, InvalidParams, Unsupported
 from paceline.server.batch_run import BatchFiles
 
 MAX_FILES: Final = 10_000
@@ -119,6 +119,7 @@ CREATE TABLE IF NOT EXISTS batches (
 CREATE INDEX IF NOT EXISTS batches_of_tenant ON batches (tenant, number);
 PRAGMA user_version = 1;
 """
+_VERSION: Final = 1
 
 
 def database_of(folder: Path) -> Path:
@@ -127,11 +128,15 @@ def database_of(folder: Path) -> Path:
 
 
 class BatchStore:
-    """The files and batches of one server. Raises `CapacityError` if another server uses the folder, and `OSError`."""
+    """The files and batches of one server.
+
+    Raises `CapacityError` if another server uses the folder, `Unsupported` if a newer version wrote it, and `OSError`.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._files = folder / "files"
-        self._files.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._files.mkdir(mode=0o700, exist_ok=True)
         self._lock_file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -142,6 +147,9 @@ class BatchStore:
                 f"another server has the batches in {folder}; start this one with --batch-folder FOLDER"
             ) from None
         self._lock = threading.Lock()
+        if self._db.execute("PRAGMA user_version").fetchone()[0] > _VERSION:
+            self.close()
+            raise Unsupported(f"a newer version has written the batches in {folder}; name another --batch-folder")
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.executescript(_SCHEMA)
 

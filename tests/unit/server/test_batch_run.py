@@ -168,6 +168,14 @@ def test_lines_with_common_prefixes_are_sent_side_by_side(batch: Batch) -> None:
     assert batch.prompts == ["aaa"] * 3 + ["bbb"] * 3 + ["ccc"] * 3
 
 
+def test_lines_of_a_model_are_sent_side_by_side(batch: Batch) -> None:
+    """A server with several models loads each once in a window."""
+    bodies = [{"prompt": prompt, "model": model} for prompt in "ab" for model in ("y", "x")]
+    batch.has(request(str(number), body=body) for number, body in enumerate(bodies))
+    batch.run(num_at_once=1)
+    assert [(body["model"], body["prompt"]) for body in batch.sent] == [("x", "a"), ("x", "b"), ("y", "a"), ("y", "b")]
+
+
 @pytest.mark.parametrize("limit", ["_WINDOW_LINES", "_WINDOW_BYTES"])
 def test_the_input_is_read_in_windows(batch: Batch, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     """Of so many lines, refused lines included, or so many bytes of bodies."""

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import io
+import sqlite3
 from pathlib import Path
 
 import pytest
 
-from paceline.errors import CapacityError, InvalidParams
+from paceline.errors import CapacityError, InvalidParams, Unsupported
 from paceline.server import batch_store
-from paceline.server.batch_store import BatchOwner, BatchStore, StoredBatch, StoredFile, new_batch_id, new_file_id
+from paceline.server.batch_store import (
+    BatchOwner,
+    BatchStore,
+    StoredBatch,
+    StoredFile,
+    database_of,
+    new_batch_id,
+    new_file_id,
+)
 
 
 def file(size: int = 3, expires_at: int | None = None) -> StoredFile:
@@ -63,6 +72,17 @@ def test_expired_files_are_deleted_unless_a_batch_reads_them(tmp_path: Path) -> 
     store.delete_expired(20)
     assert store.file("", read) is None
     store.close()
+
+
+def test_a_folder_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+    """And left as it is."""
+    BatchStore(tmp_path).close()
+    with sqlite3.connect(database_of(tmp_path)) as database:
+        database.execute("PRAGMA user_version = 2")
+    database.close()
+    for _ in range(2):
+        with pytest.raises(Unsupported, match="newer version"):
+            BatchStore(tmp_path)
 
 
 def test_a_folder_is_of_one_server_at_a_time(tmp_path: Path) -> None:
