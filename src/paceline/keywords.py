@@ -204,6 +204,7 @@ class ChatRequestKeywords(TypedDict, total=False):
     tenant_weight: Float | None
     cache_salt: str | None
     request_id: str | None
+    traceparent: str | None
 
 
 class GenerateRequestKeywords(ChatRequestKeywords, total=False):

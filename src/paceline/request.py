@@ -78,6 +78,7 @@ class RequestOptions:
             a tenant's latest request counts.
         cache_salt: See tenant.
         request_id: The caller's name for the request in records and traces.
+        traceparent: The W3C trace context of the caller, as of the HTTP header; replicas of a cluster take it up.
 
     Raises:
         InvalidParams: A value is out of its range; the message names the field.
@@ -105,6 +106,7 @@ class RequestOptions:
     tenant_weight: float = 1.0
     cache_salt: str = ""
     request_id: str | None = None
+    traceparent: str | None = None
 
     if TYPE_CHECKING:
 
@@ -136,7 +138,7 @@ class RequestOptions:
         self._set("tenant_weight", validation.number("tenant_weight", self.tenant_weight, MIN_WEIGHT, MAX_WEIGHT))
         for name in ("tenant", "cache_salt"):
             self._set(name, validation.text(name, getattr(self, name)))
-        for name in ("request_id", "suffix"):
+        for name in ("request_id", "suffix", "traceparent"):
             if getattr(self, name) is not None:
                 self._set(name, validation.text(name, getattr(self, name)))
         self._set("lora", _scales(self.lora))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from paceline.cli import terminal
 from paceline.cli.config_file import CONFIG_VARIABLE, MODEL_VARIABLE, default_path
+from paceline.observability.tracing import TRACE_ID
 
 if TYPE_CHECKING:
     from paceline.server.flags import Resolved
@@ -106,6 +107,8 @@ class _JsonLines(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
         }
+        if trace_id := TRACE_ID.get():
+            line["trace_id"] = trace_id
         line["message"] = record.getMessage()
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)

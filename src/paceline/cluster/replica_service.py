@@ -32,6 +32,7 @@ from paceline.engine.worker.worker_engine import WorkerEngine
 from paceline.errors import EngineError, EngineStopped, WorkerUnresponsive
 from paceline.observability import metric_table as table
 from paceline.observability.metric_table import Histogram, Sample
+from paceline.observability.tracing import RequestSpan
 from paceline.scheduling.records import Delta, Embedded, Failed, Released, RequestEvent, event_elsewhere
 from paceline.streaming.chunk import FinishReason
 
@@ -123,6 +124,24 @@ class _Session:
                 return events
 
 
+class _Trace:
+    """The span of a request on a replica, a child of its front's. Events may come on the engine's thread."""
+
+    def __init__(self, traceparent: str | None, replica_id: str) -> None:
+        headers = {} if traceparent is None else {"traceparent": traceparent}
+        self._span, self._replica_id = RequestSpan("replica", headers, is_on=traceparent is not None), replica_id
+
+    def noted(self, event: RequestEvent) -> RequestEvent:
+        """Return an event; the last one ends the span."""
+        name, attributes = f"replica {self._replica_id}", {"paceline.replica.id": self._replica_id}
+        if isinstance(event, Delta) and event.is_last and event.chunk is not None:
+            reasons = (str(event.chunk.finish_reason),)
+            self._span.end(name, {**attributes, "gen_ai.response.finish_reasons": reasons})
+        elif isinstance(event, Failed):
+            self._span.end(name, attributes, error=event.error.code)
+        return event
+
+
 class ReplicaService:
     """The methods of a replica that fronts call.
 
@@ -187,7 +206,8 @@ class ReplicaService:
             # A request that was cancelled by now does not begin, nor a request of a session that is over and has no reader: its
             # front sees by the session's number that it has to send the request again.
             if not session.is_over and key not in session.cancelled:
-                session.keys[key] = self._engine.relay(aged, lambda event: self._take(session, key, event))
+                trace = _Trace(message.options.get("traceparent"), self._replica_id)
+                session.keys[key] = self._engine.relay(aged, lambda event: self._take(session, key, trace.noted(event)))
         except EngineStopped as stopped:
             raise ReplicaEnded(str(stopped), self._replica_id) from None
         except Exception as error:  # noqa: BLE001 - the front gets it

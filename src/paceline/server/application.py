@@ -168,6 +168,7 @@ def _middleware(service: Server) -> list[Middleware]:
         Middleware(request_limits.HeaderLimit, settings.max_header_bytes),
         Middleware(requests.HeadAsGet),
         Middleware(requests.TrailingSlashes, service.page),
+        Middleware(requests.Traces),
         Middleware(access.ApiKeys, service),
         Middleware(requests.AwaitedStreams, service.kept.resumable_streams),
         Middleware(request_limits.KeyLimits, service),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from contextlib import suppress
@@ -15,6 +16,7 @@ from paceline.server.api_errors import ApiError, ApiException, ClientDisconnecte
 from paceline.streaming import FinishReason, Usage
 
 if TYPE_CHECKING:
+    from paceline.params import SamplingParams
     from paceline.server.key_accounts import KeyAccount
     from paceline.server.resumable_streams import ResumableStream
 
@@ -46,6 +48,11 @@ class RequestContext:
         is_operator: Whether it may change the server for all tenants.
         key_digest: The digest of its API key; empty if there are no keys.
         account: The account of its API key; None if there are no keys.
+        traceparent: The W3C trace context for requests that follow from this one; None: there is no trace.
+        operation: The GenAI operation: "chat", "text_completion" or "embeddings"; empty: none of these.
+        params: Of its generations.
+        submitted_ns: When its prompts were submitted, in Unix nanoseconds.
+        parsed_ns: When the parsing of tool calls began and ended, in Unix nanoseconds.
         num_charged: Tokens that its account was charged so far.
         num_parts: Requests of the engine that it submitted.
         status: Of the response.
@@ -64,6 +71,11 @@ class RequestContext:
     is_operator: bool = False
     key_digest: bytes = b""
     account: KeyAccount | None = None
+    traceparent: str | None = None
+    operation: str = ""
+    params: SamplingParams | None = None
+    submitted_ns: int = 0
+    parsed_ns: tuple[int, int] | None = None
     num_charged: int = 0
     num_parts: int = 0
     status: int = 0
@@ -83,6 +95,10 @@ class RequestContext:
         if not isinstance(context, RequestContext):
             context = scope[_KEY] = RequestContext(request_id="")
         return context
+
+    def note_parsing(self, start_ns: int) -> None:
+        """Note that tool calls were parsed from then until now."""
+        self.parsed_ns = (start_ns if self.parsed_ns is None else self.parsed_ns[0], time.time_ns())
 
     def charge(self, num_tokens: int) -> None:
         """Charge the account of the API key for computed tokens, if there is one."""

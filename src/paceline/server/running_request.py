@@ -122,6 +122,8 @@ async def start_prepared(  # noqa: PLR0913 - as `start_request`
             context.num_charged += num_prompt
         channels = _accept(engine, prepared)
         context.num_parts += len(channels)
+        context.submitted_ns, context.operation = time.time_ns(), context.operation or "text_completion"
+        context.params = prepared[0].params if prepared else None
     except BaseException:
         watcher.close()
         raise

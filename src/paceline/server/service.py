@@ -465,6 +465,7 @@ class Service(Server):
         return {
             "request_id": context.request_id or None,
             "tenant": context.tenant,
+            **({} if context.traceparent is None else {"traceparent": context.traceparent}),
             **({} if context.account is None else {"tenant_weight": context.account.key.weight}),
             "lora": dict(self.settings.lora_scales) if adapter is None else {adapter: 1.0},
             "timeout_s": self.settings.timeout_s,

@@ -128,6 +128,7 @@ class ChatGeneration(Generation):
         Raises as `prepare_chat`, `run_in_turn` and `start_prepared`.
         """
         chat_format, context, options = service.chat_format(), RequestContext.of(request.scope), self.options
+        context.operation = "chat"
         chats: list[ChatRequest] = []  # has the chat after `prepare`
 
         def prepare(engine: EngineClient) -> list[Request]:
@@ -168,7 +169,7 @@ class ChatGeneration(Generation):
         source: ChunkSource[StreamChunk] = running
         if self.reports_progress:
             source = ProgressSource(running, service.read_slots, running.tenant, running.request_id, time.monotonic)
-        return RunningChat(running, chats[0], source)
+        return RunningChat(running, chats[0], source, context)
 
 
 async def serve(
@@ -261,11 +262,15 @@ class RunningChat(ChunkSourceWrapper):
     """
 
     def __init__(
-        self, running: RunningRequest, request: ChatRequest, source: ChunkSource[StreamChunk] | None = None
+        self,
+        running: RunningRequest,
+        request: ChatRequest,
+        source: ChunkSource[StreamChunk] | None = None,
+        context: RequestContext | None = None,
     ) -> None:
-        """Take over a running request. source: the running request with added chunks; None: without."""
+        """Take over a running request. source: the running request with added chunks; None: without. context: gets times."""
         super().__init__(source or running)
-        self.request, self._running = request, running
+        self.request, self._running, self._context = request, running, context
         self.request_id, self.tenant = running.request_id, running.tenant
 
     @property
@@ -288,7 +293,9 @@ class RunningChat(ChunkSourceWrapper):
                 if isinstance(chunk, ProgressChunk):  # before all others
                     read.append(ChatProgress(choice=0, prefill=chunk))
                 elif reader.needs_parser(chunk):  # which depends on the chunks before it
+                    start_ns = time.time_ns()
                     read += await asyncio.to_thread(_read_all, reader, batch[num_read:])
+                    self._note_parsing(start_ns)
                     break
                 else:
                     read += reader.read(chunk)
@@ -297,7 +304,14 @@ class RunningChat(ChunkSourceWrapper):
     async def collect(self) -> ChatCompletion:
         """Wait for the whole chat. Raises the error of a failed chat, `ClientDisconnected` after a disconnection."""
         (completion,) = await self._running.collect()
-        return await asyncio.to_thread(chat_completion_of, completion, self.request.rendered)
+        start_ns = time.time_ns()
+        chat = await asyncio.to_thread(chat_completion_of, completion, self.request.rendered)
+        self._note_parsing(start_ns)
+        return chat
+
+    def _note_parsing(self, start_ns: int) -> None:
+        if self._context is not None:
+            self._context.note_parsing(start_ns)
 
 
 def _read_all(reader: ChatReader, batch: ChunkBatch) -> list[ChatChunk]:

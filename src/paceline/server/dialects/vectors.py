@@ -120,6 +120,7 @@ async def _compute(
             f"{field}: {num_tokens} tokens are more than the {most} of one request without pooling; send several"
         )
     context = RequestContext.of(request.scope)
+    context.operation = "embeddings"
     options = replace(options, **less_waited(timeouts_of(options), context.waited_s))
     rows = await call_engine(service, request, lambda: service.engine().embed(ids, pooling, options))
     context.finished.append((FinishReason.STOP, Usage(prompt_tokens=num_tokens)))

@@ -13,11 +13,12 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from paceline.observability.tracing import TRACE_ID, RequestSpan, opentelemetry_api, trace_id_of
 from paceline.server.api_errors import CLIENT_CLOSED, ApiException, api_error_of
 from paceline.server.exposition import OTHER, HttpMetrics
-from paceline.server.request_context import HttpMiddleware, RequestContext
+from paceline.server.request_context import SERVICE, HttpMiddleware, RequestContext
 from paceline.server.resumable_streams import ResumableStreams, conversation_id_of
-from paceline.server.routes import error_form_of, error_response, route_path
+from paceline.server.routes import error_form_of, error_response, facts_of, route_path
 from paceline.server.settings import ACCESS_LOGGER
 from paceline.server.web_page import WebPage
 
@@ -111,6 +112,8 @@ def _access_line(scope: Scope, context: RequestContext, duration_s: float) -> di
     }
     if context.tenant:
         line["tenant"] = context.tenant
+    if context.traceparent is not None:
+        line["trace_id"] = trace_id_of(context.traceparent)
     if context.finished:  # the sum of the choices' tokens and the maximum of their times
         usages = [usage for _, usage in context.finished]
         for name in ("prompt_tokens", "cached_tokens", "completion_tokens"):
@@ -125,6 +128,83 @@ def _route_pattern(scope: Scope) -> str | None:
     """Return the matched route's pattern, for example /v1/models/{id}; None if no route matched."""
     pattern = getattr(scope.get("route"), "path", None)
     return pattern if isinstance(pattern, str) else None
+
+
+class Traces(HttpMiddleware):
+    """Take up the trace of `traceparent`, and make a span of each POST request that needs a model, by GenAI's conventions.
+
+    The span has a child for each phase of an engine's request, and for the parsing of tool calls.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        super().__init__(app)
+        opentelemetry_api()  # imported before the first request
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        context, facts = RequestContext.of(scope), facts_of(scope)
+        headers = {
+            name.decode(): value.decode("latin-1")
+            for name, value in scope["headers"]
+            if name in (b"traceparent", b"tracestate")
+        }
+        is_on = scope["method"] == "POST" and facts is not None and facts.model == "required"
+        span = RequestSpan("request", headers, is_on=is_on)
+        context.traceparent = span.traceparent
+        token = TRACE_ID.set(trace_id_of(context.traceparent))
+        try:
+            with span.current():
+                await self._app(scope, receive, send)
+        finally:
+            TRACE_ID.reset(token)
+            for _, usage in context.finished:
+                if context.submitted_ns:
+                    span.add_phases(context.submitted_ns, usage)
+            if context.parsed_ns is not None:
+                span.add_child("parse_tool_calls", *context.parsed_ns)
+            model = scope[SERVICE].names[0] if SERVICE in scope else ""
+            status = context.status or CLIENT_CLOSED
+            name = f"{context.operation} {model}" if context.operation else f"{scope['method']} {_route_pattern(scope)}"
+            error = f"HTTP status {status}" if status >= 500 else None
+            span.end(name, _span_attributes(scope, context, model, status), error=error)
+
+
+def _span_attributes(scope: Scope, context: RequestContext, model: str, status: int) -> dict[str, Any]:
+    """Return the attributes of a request's span, by OpenTelemetry's conventions of HTTP and GenAI. No contents."""
+    attributes: dict[str, Any] = {
+        "http.request.method": scope["method"],
+        "http.route": _route_pattern(scope),
+        "http.response.status_code": status,
+        "error.type": str(status) if status >= 400 else None,
+        "paceline.request.id": context.request_id,
+    }
+    if not context.operation:
+        return attributes
+    attributes |= {
+        "gen_ai.operation.name": context.operation,
+        "gen_ai.provider.name": "paceline",
+        "gen_ai.request.model": model,
+        "gen_ai.response.model": model,
+    }
+    if (params := context.params) is not None:
+        attributes |= {
+            "gen_ai.request.max_tokens": params.max_tokens,
+            "gen_ai.request.temperature": params.temperature,
+            "gen_ai.request.top_p": params.top_p,
+            "gen_ai.request.top_k": params.top_k,
+            "gen_ai.request.frequency_penalty": params.frequency_penalty,
+            "gen_ai.request.presence_penalty": params.presence_penalty,
+            "gen_ai.request.seed": params.seed,
+            "gen_ai.request.choice.count": params.n if params.n > 1 else None,
+        }
+    if context.finished:
+        usages = [usage for _, usage in context.finished]
+        attributes |= {
+            "gen_ai.response.finish_reasons": tuple(reason.value for reason, _ in context.finished),
+            "gen_ai.usage.input_tokens": sum(usage.prompt_tokens for usage in usages),
+            "gen_ai.usage.output_tokens": sum(usage.completion_tokens for usage in usages),
+            "gen_ai.usage.cache_read.input_tokens": sum(usage.cached_tokens for usage in usages),
+        }
+    return attributes
 
 
 class ErrorBoundary(HttpMiddleware):

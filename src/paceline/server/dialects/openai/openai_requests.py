@@ -48,7 +48,7 @@ _OF_OTHER_SHAPE = frozenset({"max_tokens", "seed", "logit_bias", "logprobs", "ec
 _OF_THE_LIBRARY = frozenset({"prompt_logprobs_start"})
 _DECLARED = rows_in("openai")
 # Of RequestOptions: what the API key, the header and the chat format decide; `lora` has a shape of its own.
-_NOT_OF_THE_BODY = frozenset({"tenant", "tenant_weight", "request_id", "lora", "preserved_tokens"})
+_NOT_OF_THE_BODY = frozenset({"tenant", "tenant_weight", "request_id", "traceparent", "lora", "preserved_tokens"})
 
 SAMPLING_EXTRAS = tuple(
     row.name
