@@ -79,6 +79,20 @@ def test_settings_reach_the_server_and_its_code_is_the_commands(server: Server) 
     assert server.settings.sampling == {"temperature": 0.0, "max_tokens": None}
 
 
+@pytest.mark.parametrize(
+    ("flags", "folder"),
+    [
+        (["--port", "81"], Path("/state/paceline/batches/81")),
+        (["--batch-folder", "/kept"], Path("/kept")),
+        (["--batch-folder", "/kept", "--no-batches"], None),
+    ],
+)
+def test_batches_have_a_folder_for_each_port(server: Server, flags: list[str], folder: Path | None) -> None:
+    """In the user's state folder, unless a flag names one or switches batches off."""
+    assert invoke(*flags, XDG_STATE_HOME="/state").exit_code == 0
+    assert server.settings is not None and server.settings.batch_folder == folder
+
+
 def test_notes_are_printed_before_the_server_starts(server: Server) -> None:
     """A line each, on stderr."""
     result = invoke("--threads-http", "4")
