@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import httpx
+import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -61,6 +62,22 @@ def test_a_new_route_has_its_key_its_errors_and_its_body_without_any_other_chang
     assert served.json() == "keyed"
     assert posted.json() == {"a": "b"}
     assert {"/new", "/new/keyed", "/new/form"} <= app.openapi()["paths"].keys()
+
+
+@pytest.mark.parametrize(
+    "headers", [{}, {"authorization": ""}, {"authorization": "Bearer "}, {"authorization": "Bearer"}, {"x-api-key": ""}]
+)
+def test_a_request_without_a_key_has_none_even_if_a_key_of_the_settings_is_empty(headers: dict[str, str]) -> None:
+    """An empty key would let every request in. The flags refuse one, and so does a server of other settings."""
+    app = build_app(ServerSettings(api_keys=(ApiKey(secret=""), ApiKey(secret="secret"))))
+    app.router.routes.extend(routes())
+
+    async def status() -> int:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return (await client.post("/new/keyed", headers=headers)).status_code
+
+    assert asyncio.run(status()) == 401
 
 
 def test_no_module_but_that_of_routes_compares_paths() -> None:

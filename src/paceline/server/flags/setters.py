@@ -351,7 +351,7 @@ def tenant_key_file(draft: Draft, value: Path, label: str) -> None:
 class _KeyTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A table of a key file; as `ApiKey`."""
 
-    key: Annotated[str, Meta(min_length=1)]
+    key: str
     tenant: str = ""
     name: str = ""
     weight: Annotated[float, Meta(ge=MIN_WEIGHT, le=MAX_WEIGHT)] = 1.0
@@ -390,7 +390,9 @@ def _some(keys: list[ApiKey], label: str, path: Path) -> list[ApiKey]:
 
 def _add_keys(draft: Draft, keys: Sequence[ApiKey], label: str) -> None:
     known: dict[str, ApiKey] = {key.secret: key for key in draft.get("server.api_keys", ())}
-    for key in keys:
+    for number, key in enumerate(keys, start=1):
+        if not key.secret:
+            raise InvalidParams(f"{label}: key {number} is empty; give it characters, or leave it out")
         if not key.secret.isascii() or not key.secret.isprintable():
             raise InvalidParams(f"{label}: a key has characters that no HTTP header carries; use plain ASCII")
         other = known.setdefault(key.secret, key)

@@ -271,8 +271,11 @@ class ApiKeys(HttpMiddleware):
 
     def _find(self, headers: dict[bytes, bytes]) -> tuple[bytes, str] | None:
         """Return a key's digest and tenant in constant time: compares all keys, as digests, so that lengths do not leak."""
-        given = headers.get(b"authorization") or headers.get(b"x-api-key") or b""  # empty: no valid key
+        given = headers.get(b"authorization") or headers.get(b"x-api-key") or b""
         scheme, _, rest = given.partition(b" ")
-        digest = hashlib.sha256(rest.strip() if scheme.lower() == b"bearer" else given).digest()
+        secret = rest.strip() if scheme.lower() == b"bearer" else given
+        if not secret:
+            return None
+        digest = hashlib.sha256(secret).digest()
         matches = [(known, tenant) for known, tenant in self._keys if hmac.compare_digest(known, digest)]
         return matches[-1] if matches else None

@@ -586,6 +586,8 @@ def test_a_toml_file_has_limits_and_weights_of_keys() -> None:
     [
         ("key = hidden", "is not valid TOML"),
         ("[[keys]]\ntenant = 'a'", "missing required field `key`"),
+        ("[[keys]]\nkey = 'hidden'\n[[keys]]\nkey = ''", "key 2 is empty"),
+        ('[[keys]]\nkey = " \\t "', "key 1 is empty"),
         ("[[keys]]\nkey = 'hidden'\nweight = 0", "weight"),
         ("[[keys]]\nkey = 'hidden'\ntokens = 1", "unknown field `tokens`"),
         ("[[keys]]\nkey = 'hidden'\nmax_requests = 0", "max_requests"),
