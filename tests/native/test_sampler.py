@@ -41,6 +41,7 @@ def test_each_parameter_has_its_place() -> None:
     """A new parameter is drawn with in the core, or is listed here; else it would be accepted and have no effect."""
     by_output = {
         "max_tokens",
+        "max_repetition",
         "stop",
         "n",
         "logprobs",

@@ -102,7 +102,8 @@ SHARING = st.fixed_dictionaries(
     {},
     optional={
         "cache_salt": st.sampled_from(["", "s"]),
-        "tenant": st.sampled_from(["", "s"]),
+        "tenant": st.sampled_from(["", "s", "t"]),
+        "tenant_weight": st.sampled_from([0.001, 1.0, 3.0]),
         "cache_prompt": st.booleans(),
         "speculation": st.booleans(),
         "max_draft": st.sampled_from([None, 0, 2]),

@@ -24,6 +24,7 @@ from tests.server.running import LONG_S
 from tests.server.stand_in import StandInLLM
 from tests.unit.server.flags.world import FakeFiles
 
+from paceline.server.api_errors import ApiException
 from paceline.server.flags import ModelPresets, SettingsSource, resolve
 from paceline.server.flags.table import FLAGS, Store
 from paceline.server.router.router_app import build_router_app
@@ -212,6 +213,26 @@ def test_keys_and_tenants_change_by_their_file(caplog: pytest.LogCaptureFixture)
         assert world.service.kept.tenants == {"library", "museum"}
         assert lines(caplog) == [("INFO", "the settings were read again: changed: API keys (2 now)")]
         await world.service.aclose()
+
+    asyncio.run(main())
+
+
+def test_limits_of_keys_change_by_their_file_and_counts_stay() -> None:
+    """A key of a TOML file gets new limits; its tokens of the day are those from before."""
+
+    async def main() -> None:
+        key = "[[keys]]\nkey = 'one'\ntenant = 'library'\n"
+        world = World(f"[serve]\ntenant-key-file = '{KEYS}.toml'\n", **{f"{KEYS}.toml": f"{key}tokens_per_day = 10\n"})
+        (account,) = world.service.kept.key_accounts
+        account.charge(10)
+        with pytest.raises(ApiException):
+            account.check()
+        world.files.contents[f"{KEYS}.toml"] = f"{key}tokens_per_day = 11\nweight = 2\n"
+        await world.reload.run()
+        (same,) = world.service.kept.key_accounts
+        same.check()
+        assert same is account
+        assert (same.tokens_today, same.key.weight) == (10, 2)
 
     asyncio.run(main())
 
