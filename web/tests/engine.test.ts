@@ -156,6 +156,23 @@ describe("the radix tree", () => {
     expect(layOutTree(tree([node(1, null, 0, 50), ...leaves.slice(0, 16)]))).toHaveLength(17);
   });
 
+  it("joins idle branches with their leaves where single nodes have few of these", () => {
+    // A running node with 20 idle branches of three leaves, one of which each is in host memory.
+    const nodes = [{ ...node(1, null, 0, 50), running: [[7, 0]] as Array<[number, number]> }];
+    for (let at = 0; at < 20; at++) {
+      const id = 10 * (at + 1);
+      nodes.push(node(id, 1, 50, 60), node(id + 1, id, 60, 70), node(id + 2, id, 60, 80), { ...node(id + 3, id, 60, 65), on_device: false, on_host: true });
+    }
+    const boxes = layOutTree(tree(nodes));
+    const merged = boxes.filter((box) => box.node.merged).map((box) => box.node);
+    expect(boxes.length).toBeLessThan(30);
+    const all = (member: "count" | "tokens"): number => merged.reduce((sum, one) => sum + (one.merged?.[member] ?? 0), 0);
+    const single = boxes.filter((box) => !box.node.merged && box.node.id !== 1).map((box) => box.node);
+    expect(all("tokens") + single.reduce((sum, one) => sum + one.end - one.start, 0)).toBe(20 * 45);
+    expect(merged.every((one) => one.running.length === 0)).toBe(true);
+    expect(boxes.some((box) => box.node.id === 1 && !box.node.merged)).toBe(true);
+  });
+
   it("places a thousand levels without running out of stack", () => {
     const nodes = Array.from({ length: 4096 }, (_, at) => node(at, at ? at - 1 : null, at, at + 1));
     expect(layOutTree(tree(nodes))).toHaveLength(4096);

@@ -48,36 +48,60 @@ export function layOutTree(tree: Tree): TreeBox[] {
   return boxes;
 }
 
-/** Join idle leaves with the same parent, on the device or in host memory, if there are too many leaves to tell apart. */
+/**
+ * Join idle leaves from the deepest level up until few enough leaves are left to tell apart: first leaves with the same parent
+ * and place, then all leaves of an idle node with the node.
+ */
 function mergeLeaves(nodes: readonly TreeNode[]): ShownNode[] {
-  const parents = new Set(nodes.map((node) => node.parent));
-  const isLeaf = (node: TreeNode): boolean => !parents.has(node.id);
-  if (nodes.filter(isLeaf).length <= MOST_LEAVES) return [...nodes];
-  const merged = new Map<string, ShownNode>();
-  const shown: ShownNode[] = [];
-  for (const node of nodes) {
-    if (!isLeaf(node) || node.running.length) {
-      shown.push(node);
-      continue;
-    }
-    const kind = `${node.parent} ${node.on_device}`;
-    const before = merged.get(kind);
-    const tokens = node.end - node.start;
-    if (!before) {
-      const first = { ...node, merged: { count: 1, tokens } };
-      merged.set(kind, first);
-      shown.push(first);
-      continue;
-    }
-    before.start = Math.min(before.start, node.start);
-    before.end = Math.max(before.end, node.end);
-    before.cached += node.cached;
-    before.merged = { count: (before.merged?.count ?? 0) + 1, tokens: (before.merged?.tokens ?? 0) + tokens };
+  const shown = new Map<number, ShownNode>(nodes.map((node) => [node.id, node]));
+  const children = new Map<number, number[]>();
+  const levels: number[][] = [];
+  const depths = new Map<number, number>();
+  for (const { id, parent } of nodes) {
+    const depth = parent === null ? 0 : (depths.get(parent) ?? -1) + 1;
+    depths.set(id, depth);
+    (levels[depth] ??= []).push(id);
+    if (parent !== null) children.set(parent, [...(children.get(parent) ?? []), id]);
   }
-  return shown.map((node) => {
-    const { merged: found, ...single } = node;
-    return found?.count === 1 ? single : node;
-  });
+  let numLeaves = nodes.filter((node) => !children.get(node.id)?.length).length;
+  const isIdleLeaf = (id: number): boolean => !children.get(id)?.length && !shown.get(id)?.running.length;
+  const join = (into: number, ids: readonly number[]): void => {
+    const parts = [into, ...ids].map((id) => shown.get(id) as ShownNode);
+    const [first] = parts as [ShownNode];
+    const isParent = ids.some((id) => shown.get(id)?.parent === into);
+    shown.set(into, {
+      ...first,
+      start: Math.min(...parts.map((node) => node.start)),
+      end: Math.max(...parts.map((node) => node.end)),
+      cached: parts.reduce((sum, node) => sum + node.cached, 0),
+      on_device: parts.some((node) => node.on_device),
+      merged: {
+        count: (isParent ? parts.slice(1) : parts).reduce((sum, node) => sum + (node.merged?.count ?? 1), 0),
+        tokens: parts.reduce((sum, node) => sum + (node.merged?.tokens ?? node.end - node.start), 0),
+      },
+    });
+    for (const id of ids) shown.delete(id);
+    numLeaves -= isParent ? ids.length - 1 : ids.length;
+  };
+  for (let depth = levels.length - 2; depth >= 0 && numLeaves > MOST_LEAVES; depth--) {
+    const parents = (levels[depth] ?? []).filter((id) => children.get(id)?.length);
+    for (const parent of parents) {
+      for (const onDevice of [true, false]) {
+        const alike = (children.get(parent) ?? []).filter((id) => isIdleLeaf(id) && shown.get(id)?.on_device === onDevice);
+        const [into, ...others] = alike;
+        if (into === undefined || !others.length || numLeaves <= MOST_LEAVES) continue;
+        join(into, others);
+        children.set(parent, (children.get(parent) ?? []).filter((id) => !others.includes(id)));
+      }
+    }
+    for (const parent of parents) {
+      const below = children.get(parent) ?? [];
+      if (numLeaves <= MOST_LEAVES || shown.get(parent)?.running.length || !below.every(isIdleLeaf)) continue;
+      join(parent, below);
+      children.set(parent, []);
+    }
+  }
+  return [...shown.values()];
 }
 
 function countLeaves(nodes: readonly TreeNode[], children: ReadonlyMap<number | null, ShownNode[]>): Map<number, number> {
