@@ -10,7 +10,7 @@ import heapq
 import math
 from bisect import insort
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, KeysView
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -64,9 +64,10 @@ class WaitingQueue:
             self._of_tenants[_tenant(sequence)] = own
 
     @property
-    def tenants(self) -> KeysView[str]:
-        """The tenants with waiting sequences."""
-        return self._of_tenants.keys()
+    def tenants(self) -> set[str]:
+        """The tenants with waiting sequences that are not paused."""
+        waiting = self._of_tenants.items()
+        return {tenant for tenant, own in waiting if not all(sequence.request.is_paused for sequence in own)}
 
     def in_turn(self, turn_of: Callable[[str], float]) -> Iterator[Sequence]:
         """Yield the waiting sequences in the order in which they get slots.
@@ -129,17 +130,21 @@ class Slots:
         return slot
 
     def next_victim(self) -> Sequence:
-        """Return the running sequence to preempt first: paused, of the tenant with most by weight, least important, youngest."""
-        return max(
-            self.running,
-            key=lambda running: (
-                running.request.is_paused,
-                self._shares.weighted(_tenant(running), self.num_running[_tenant(running)]),
-                self._shares.time(_tenant(running)),
-                -running.priority,
-                running.order,
-            ),
-        )
+        """Return the running sequence to preempt first.
+
+        A paused sequence comes first, then a sequence of a tenant with several, of the tenant with most by weight, of the tenant
+        with the youngest. Of one tenant the least important and youngest sequence is preempted.
+        """
+        shares, by_order = self._shares, sorted(self.running, key=lambda sequence: sequence.order)
+        youngest = {_tenant(sequence): sequence.order for sequence in by_order}
+
+        def key(running: Sequence) -> tuple[object, ...]:
+            tenant = _tenant(running)
+            num = self.num_running[tenant]
+            of_tenant = (num > 1, shares.weighted(tenant, num), shares.time(tenant), youngest[tenant])
+            return (running.request.is_paused, *of_tenant, -running.priority, running.order)
+
+        return max(self.running, key=key)
 
     def is_owed_to(self, sequence: Sequence) -> bool:
         """Return whether the next victim gives its slot up for a sequence of a tenant that has none.
@@ -174,7 +179,8 @@ class Admission:
         """Start waiting sequences in turn, as many as slots and cells allow."""
         events: list[Event] = []
         slots = self._slots
-        is_owed = self._shares.is_shared and not self._queue.tenants <= slots.num_running.keys()
+        has_several = len(slots.num_running) < len(slots.running)  # whether any tenant has
+        is_owed = self._shares.is_shared and has_several and not self._queue.tenants <= slots.num_running.keys()
         if not (slots.num_free or self._has_paused or is_owed):
             return events
         for sequence in self._queue.in_turn(slots.turn_of):

@@ -22,8 +22,9 @@ Allocations = list[tuple[Sequence, int]]
 class FairShares:
     """The virtual times of tenants.
 
-    A tenant that does not wait saves up no credit: its virtual time is at least the lowest among the tenants that wait. Its debt
-    is at most `most_debt` tokens by weight. When no tenant waits, all virtual times are equal again.
+    A tenant that does not wait saves up no credit: its virtual time is at least the lowest among the tenants that wait. Nor is
+    it further ahead of that time than by `most_debt` tokens of the lowest weight. The limit is equal for all tenants, so that
+    tenants at the limit still share by weight. When no tenant waits, all virtual times are equal again.
 
     Attributes:
         is_shared: Whether there are virtual times of several tenants. If not, nothing is counted.
@@ -51,8 +52,10 @@ class FairShares:
     def remove(self, request: Request) -> None:
         """Count a request as ended."""
         tenant = request.options.tenant
-        mean = sum([sequence.num_tokens for sequence in request.sequences]) / len(request.sequences)
-        self._mean_tokens += (mean - self._mean_tokens) * (_LEARNING_RATE if self._mean_tokens else 1)
+        if request.progress.started_s is not None:
+            mean = sum([sequence.num_tokens for sequence in request.sequences]) / len(request.sequences)
+            mean -= request.progress.num_cached
+            self._mean_tokens += (mean - self._mean_tokens) * (_LEARNING_RATE if self._mean_tokens else 1)
         self._num_open[tenant] -= 1
         if not self._num_open[tenant]:
             del self._num_open[tenant]
@@ -73,30 +76,40 @@ class FairShares:
         """Return a number of slots or tokens divided by a tenant's weight."""
         return number / self._weights.get(tenant, 1)
 
-    def charge(self, rows: Iterable[Row], queued: Iterable[str]) -> None:
-        """Charge the tenants for the rows of a tick. queued: tenants with sequences that wait for slots."""
+    def charge(self, rows: Iterable[Row], waiting: Iterable[str]) -> None:
+        """Charge the tenants for the computed rows of a tick.
+
+        waiting: tenants with sequences that wait for slots, or for their row in a later tick.
+        """
         for row in rows:
             tenant = row.sequence.request.options.tenant
             self._times[tenant] += len(row.token_ids) / self._weights[tenant]
-        waiting = self._cut.union(queued)
+        all_waiting = self._cut.union(waiting)
         self._cut = set()
-        if not waiting:
-            self._now = 0.0
-            self._times = dict.fromkeys(self._num_open, 0.0)
+        if not all_waiting:
+            self._reset()
         else:
-            self._now = max(self._now, min([self._times[tenant] for tenant in waiting]))
+            self._now = max(self._now, min([self._times[tenant] for tenant in all_waiting]))
+            most = self._now + self._most_debt / min(self._weights.values())
             for tenant, time in self._times.items():
-                most = self._now + self._most_debt / self._weights[tenant]
-                self._times[tenant] = min(time if tenant in waiting else max(time, self._now), most)
+                self._times[tenant] = min(time if tenant in all_waiting else max(time, self._now), most)
         self._forget_idle()
+
+    def _reset(self) -> None:
+        """Make the virtual times of tenants with open requests equal, and forget all other tenants."""
+        self._now = 0.0
+        self._times = dict.fromkeys(self._num_open, 0.0)
+        self._weights = {tenant: self._weights[tenant] for tenant in self._num_open}
 
     def _forget_idle(self) -> None:
         idle = [tenant for tenant, time in self._times.items() if tenant not in self._num_open and time <= self._now]
         for tenant in idle:
             del self._times[tenant], self._weights[tenant]
+        self._cut &= self._times.keys()
         self.is_shared = len(self._times) > 1
         if not self.is_shared:
             self._cut.clear()
+            self._reset()
 
     def divide(self, allocations: Allocations, candidates: Iterable[Sequence]) -> Allocations:
         """Return a strategy's plan with its prompt tokens divided among the tenants whose prompts wait.

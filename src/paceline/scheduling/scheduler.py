@@ -347,7 +347,7 @@ class Scheduler:
         is_watched = self._telemetry.wants_ticks
         tenants = tenants_of(plan.rows) if self._telemetry.log.is_on else {}
         if self._shares.is_shared:
-            self._shares.charge(plan.rows, self._queue.tenants)
+            self._charge(plan, output, restarted)
         records = []
         is_pressed = False
         for row, result in zip(plan.rows, output.rows, strict=True):
@@ -371,6 +371,21 @@ class Scheduler:
             self._telemetry.tick(plan, output, tuple(records), tenants, now_s)
         if is_pressed:
             self._relieve_pressure(now_s)
+
+    def _charge(self, plan: StepPlan, output: PlanOutput, restarted: set[Sequence]) -> None:
+        """Charge the tenants for the rows that were computed and stay."""
+        rows = [
+            row
+            for row, result in zip(plan.rows, output.rows, strict=True)
+            if result.computed and row.sequence not in restarted
+        ]
+        planned = {row.sequence for row in plan.rows}
+        left_out = [
+            sequence.request.options.tenant
+            for sequence in self._slots.running
+            if sequence not in planned and not sequence.request.is_paused
+        ]
+        self._shares.charge(rows, self._queue.tenants.union(left_out))
 
     def _learn(self, plan: StepPlan, output: PlanOutput) -> None:
         """Learn costs and lost time from a pass; of passes that only decode, the cost model learns the first and every eighth."""

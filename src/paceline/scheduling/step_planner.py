@@ -89,12 +89,15 @@ class StepPlanner:
     def set_limits(self, sequences: list[Sequence]) -> list[Sequence]:
         """Set the tokens that each sequence may compute in this tick, and return the sequences that may compute any.
 
-        Rows of logits for prompt tokens are scarce: the first sequence that needs some gets them.
+        Rows of logits for prompt tokens are scarce: the first sequence that needs some gets them, of the tenant with the lowest
+        virtual time.
         """
-        num_scored = self._limits.max_scored
+        num_scored, in_turn = self._limits.max_scored, sequences
         if self._at_media:
             self._at_media = []
-        for sequence in sequences:
+        if self._shares.is_shared:
+            in_turn = sorted(sequences, key=lambda sequence: self._shares.time(sequence.request.options.tenant))
+        for sequence in in_turn:
             limit = min(sequence.num_uncomputed_tokens, self._limits.chunk_size)
             if sequence.num_computed_tokens < sequence.num_prompt_tokens - 1:
                 limit, num_scored = self._prompt_limit(sequence, limit, num_scored)

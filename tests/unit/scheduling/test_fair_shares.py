@@ -13,11 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.engine_world import Outcome, World
 
-from paceline.errors import InvalidParams
+from paceline.errors import Aborted, InvalidParams
+from paceline.kv_cache import MediaItem
 from paceline.observability.metrics import Instrument
 from paceline.request import RequestOptions
 from paceline.scheduling.fair_shares import FairShares
 from paceline.scheduling.records import TickRecord
+from paceline.sequence import Row
 from paceline.testing.fake_backend import FakeCost
 
 STRATEGIES = ("paced", "balanced", "decode_maximal", "prefill_priority")
@@ -210,6 +212,168 @@ def test_decoding_without_competition_is_no_debt() -> None:
     world.submit("abc", max_tokens=20, ignore_eos=True, tenant="b")
     world.tick(12)
     assert world.scheduler._shares.time("a") == world.scheduler._shares.time("b")
+
+
+def row_of(world: World, tenant: str, num_tokens: int) -> Row:
+    request = world.request([97] * num_tokens, tenant=tenant)
+    (sequence,) = request.sequences
+    sequence.request = request
+    return Row(sequence=sequence, position=0, token_ids=sequence.token_ids, draws=False, targets=[], num_logprobs=None)
+
+
+def shares_of(most_debt: int, **weights: float) -> FairShares:
+    shares = FairShares(most_debt)
+    for tenant, weight in weights.items():
+        shares.add(RequestOptions(tenant=tenant, tenant_weight=weight))
+    return shares
+
+
+def test_a_paused_stream_without_a_slot_takes_nothing_from_the_share_of_others() -> None:
+    """Its tenant does not wait, so the virtual times of the other tenants go on, longer than the limit of a debt lasts."""
+    world = BusyWorld(strategy="paced", limits={"num_slots": 4, "n_batch": 64, "chunk_size": 32, "max_positions": 400})
+    slow = world.submit([101] * 40, max_tokens=300, ignore_eos=True, tenant="slow")
+    world.tick(6)
+    world.pause(slow)
+    weights = {"low": 1.0, "high": 4.0}
+    run_for(world, 20, weights, {})
+    assert slow.request.sequences[0].slot is None
+    assert world.scheduler._queue.tenants == {"low", "high"}
+    world.tokens.of_tenants.clear()
+    run_for(world, 20, weights, {})
+    shares = [world.tokens.of_tenants[tenant] / weight for tenant, weight in weights.items()]
+    assert jain(shares) >= 0.98, shares
+
+
+def test_tenants_at_the_limit_of_the_debt_are_equal_again() -> None:
+    """A limit by weight would put a tenant of a high weight before a tenant of a low one, as long as a third one is stuck."""
+    world, shares = World(), shares_of(100, low=1, high=10, stuck=1)
+    shares.charge([row_of(world, "low", 200), row_of(world, "high", 2000)], ["low", "high", "stuck"])
+    assert [shares.time(tenant) for tenant in ("low", "high", "stuck")] == [100, 100, 0]
+
+
+def test_a_debt_ends_when_the_tenant_is_alone_and_idle_tenants_are_forgotten() -> None:
+    """A tenant that comes later shares equally from the start; nothing of a tenant that left is kept."""
+    world, shares = World(), shares_of(1000, a=1, b=1)
+    shares.charge([row_of(world, "a", 500)], ["a", "b"])
+    shares.remove(world.request("x", tenant="b"))
+    assert not shares.is_shared
+    shares.add(RequestOptions(tenant="b"))
+    assert shares.time("a") == shares.time("b")
+    for number in range(5):
+        shares.add(RequestOptions(tenant=f"c{number}"))
+        shares.charge([row_of(world, f"c{number}", 50)], ["a"])
+        shares.remove(world.request("x", tenant=f"c{number}"))
+        assert shares.time(f"c{number}") > shares.time("a")
+        shares.charge([row_of(world, "a", 1)], [])
+    assert shares._weights.keys() == {"a", "b"}
+
+
+def test_a_running_sequence_counts_with_the_mean_of_computed_tokens() -> None:
+    """Neither cached tokens count, nor requests that never started."""
+    world, shares = World(), shares_of(1000, a=2)
+    for num_cached, started_s in ((40, 0.0), (0, None)):
+        request = world.request([97] * 50, tenant="a")
+        request.progress.num_cached, request.progress.started_s = num_cached, started_s
+        shares.add(request.options)
+        shares.remove(request)
+    shares.add(RequestOptions(tenant="a", tenant_weight=2))
+    assert shares.turn("a", 3) == 3 * 10 / 2
+
+
+def test_a_tenant_that_left_after_a_plan_does_not_wait() -> None:
+    """Its prompt was planned in part, and the plan was not carried out."""
+    world, shares = World(), shares_of(1000, a=1, b=1, c=1)
+    prompts = [row_of(world, tenant, 50).sequence for tenant in "ab"]
+    for prompt in prompts:
+        prompt.limit = 50
+    shares.divide([(prompts[0], 10)], prompts)
+    shares.remove(prompts[0].request)
+    shares.charge([row_of(world, "b", 5)], ["c"])
+    assert shares.time("b") == 5
+
+
+@pytest.mark.parametrize("weight", [1, 10, 100])
+def test_a_tenant_with_one_slot_does_not_shield_a_tenant_with_many(weight: float) -> None:
+    """The slot for a third tenant comes from the tenant with several, although the other one has more by weight."""
+    world = BusyWorld(
+        strategy="decode_maximal", limits={"num_slots": 8, "n_batch": 160, "chunk_size": 64}, num_cells=40_000
+    )
+    for _ in range(20):
+        world.submit([97] * 100, max_tokens=400, ignore_eos=True, tenant="a", tenant_weight=weight, cache_prompt=False)
+    world.submit([99] * 100, max_tokens=400, ignore_eos=True, tenant="c", cache_prompt=False)
+    world.tick(12)
+    assert world.scheduler._slots.num_running == {"a": 7, "c": 1}
+    outcome = world.submit([98] * 100, max_tokens=2, ignore_eos=True, tenant="b")
+    assert num_ticks_to_first_token(world, outcome) <= 3
+
+
+def test_cells_are_taken_from_a_tenant_with_several_sequences() -> None:
+    """Not from the only sequence of a tenant of a lower weight."""
+    world = BusyWorld(
+        strategy="decode_maximal", limits={"num_slots": 8, "n_batch": 160, "chunk_size": 64}, num_cells=900
+    )
+    many = [
+        world.submit([97] * 60, max_tokens=120, ignore_eos=True, tenant="a", tenant_weight=10, cache_prompt=False)
+        for _ in range(20)
+    ]
+    world.tick(2)
+    other = world.submit([99] * 60, max_tokens=120, ignore_eos=True, tenant="c", cache_prompt=False)
+    world.run()
+    assert other.request.sequences[0].num_preempted == 0
+    assert sum(outcome.request.sequences[0].num_preempted for outcome in many) > 0
+
+
+@pytest.mark.parametrize("priority", [-1, 0, 1])
+def test_the_priority_of_a_tenant_protects_it_from_no_preemption(priority: int) -> None:
+    """With equally many sequences and tokens, the tenant with the youngest sequence gives up a slot."""
+    world = World(limits={"num_slots": 4})
+    world.submit("abc", max_tokens=50, ignore_eos=True, tenant="a", priority=priority)
+    world.submit("abd", max_tokens=50, ignore_eos=True, tenant="b")
+    world.tick(3)
+    assert world.scheduler._slots.next_victim().request.options.tenant == "b"
+
+
+def test_a_pass_over_a_media_item_is_charged_and_forgives_nothing() -> None:
+    """The prompts outside of that pass wait meanwhile."""
+    world = World(strategy="decode_maximal", limits={"n_batch": 32, "n_ubatch": 32, "chunk_size": 32}, num_cells=3000)
+    world.submit([98] * 600, max_tokens=2, ignore_eos=True, tenant="b")
+    world.submit([99] * 600, max_tokens=2, ignore_eos=True, tenant="c", tenant_weight=3)
+    media = [MediaItem(10 + 20 * number, 16, 1, b"%d" % number, is_causal=False) for number in range(9)]
+    world.submit([1] * 200, media=media, max_tokens=2, ignore_eos=True, tenant="a")
+    times = [0.0, 0.0, 0.0]
+    for _ in range(14):
+        world.tick()
+        before, times = times, [world.scheduler._shares.time(tenant) for tenant in "abc"]
+        assert all(new >= old for new, old in zip(times, before, strict=True)) and times > before
+    assert max(times) - min(times) < 32
+
+
+def test_rows_for_scores_of_prompt_tokens_are_shared_among_tenants() -> None:
+    """A tenant gets them although sequences in lower slots need some as well."""
+    world = BusyWorld(
+        strategy="decode_maximal",
+        limits={"num_slots": 8, "n_batch": 64, "chunk_size": 32, "max_scored": 32},
+        num_cells=20_000,
+    )
+    for _ in range(20):
+        world.submit([97] * 600, max_tokens=1, prompt_logprobs=1, ignore_eos=True, tenant="a", cache_prompt=False)
+    world.tick(3)
+    outcome = world.submit([98] * 64, max_tokens=1, prompt_logprobs=1, ignore_eos=True, tenant="b")
+    assert num_ticks_to_first_token(world, outcome) <= 6
+
+
+def test_a_pass_that_was_aborted_is_not_charged() -> None:
+    """Its tokens are computed and charged later."""
+    world = World(strategy="decode_maximal", limits={"n_batch": 32, "n_ubatch": 32, "chunk_size": 32}, num_cells=3000)
+    for tenant in "bcd":
+        world.submit([98] * 600, max_tokens=2, ignore_eos=True, tenant=tenant, cache_prompt=False)
+    world.tick(3)
+    before = [world.scheduler._shares.time(tenant) for tenant in "bcd"]
+    world.faults.next_passes.append(Aborted("x"))
+    world.tick()
+    assert [world.scheduler._shares.time(tenant) for tenant in "bcd"] == before
+    world.tick()
+    assert [world.scheduler._shares.time(tenant) for tenant in "bcd"] > before
 
 
 @settings(deadline=None, max_examples=200)
