@@ -1,7 +1,7 @@
 import { defineConfig } from "vitest/config";
 
 const server = process.env["PACELINE_URL"] ?? "http://127.0.0.1:8080";
-const routes = ["/v1", "/props", "/models", "/health", "/openapi.json", "/metrics", "/slots"];
+const routes = ["/v1", "/tokenize", "/docs", "/props", "/models", "/health", "/openapi.json", "/metrics", "/slots"];
 
 /** Where the built page goes; docs/reference/engine_events.md has what is in it. */
 export const outDir = process.env["PACELINE_WEB_OUT"] ?? "../src/paceline/webui";
