@@ -111,6 +111,7 @@ MODEL_GETS = [
     "/v1/engine/events",
     "/v1/engine/model",
 ]
+GETS_OF_SERVER = ["/v1/files", "/v1/batches", "/v1/usage"]
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
@@ -133,7 +134,15 @@ def test_the_list_of_reads_is_complete(routers: Any) -> None:
             found.add(path)
     without_models = {"/", "/health", "/v1/health", "/health/live", "/health/ready", "/v1/models", "/models"}
     without_models |= {"/models/sse", "/v1/stream", "/v1/engine/page", "/api/tags", "/api/ps", "/api/version"}
-    assert found - without_models == set(MODEL_GETS)
+    assert found - without_models - set(GETS_OF_SERVER) == set(MODEL_GETS)
+
+
+@pytest.mark.parametrize("path", GETS_OF_SERVER)
+def test_a_read_of_what_the_server_keeps_loads_nothing(routers: Any, path: str) -> None:
+    """The address may name a model, as any other."""
+    world = routers()
+    assert world.client.get(f"{path}?model=small").status_code in (200, 400)
+    assert world.loader.loads == []
 
 
 @pytest.mark.parametrize("headers", [{"x-requested-with": "x"}, {"sec-fetch-site": "same-origin"}])
