@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def run(source: Path, *options: str) -> Result:
     return CliRunner().invoke(build_app(), arguments, catch_exceptions=False)
 
 
-def read(path: Path) -> dict[str, Any]:
+def read_entries(path: Path) -> dict[str, Any]:
     entries = [json.loads(line) for line in path.read_bytes().splitlines()]
     return {entry["custom_id"]: entry["response"] for entry in entries}
 
@@ -51,14 +52,14 @@ def test_every_endpoint_runs_through_a_server(
     assert "1 of 4 lines, 0 errors, " in done.stderr
     assert done.stderr.endswith(f"3 results in {source.with_name('out.jsonl')}, 1 error in "
                                 f"{source.with_name('out.errors.jsonl')}\n")  # fmt: skip
-    results, errors = read(source.with_name("out.jsonl")), read(source.with_name("out.errors.jsonl"))
+    results, errors = read_entries(source.with_name("out.jsonl")), read_entries(source.with_name("out.errors.jsonl"))
     assert results.keys() == BODIES.keys() - {"/v1/embeddings"}
     assert results["/v1/completions"]["body"]["usage"]["completion_tokens"] == 2
     assert results["/v1/completions"]["request_id"]
     assert errors["/v1/embeddings"]["body"]["error"]["code"] == "unsupported"
-    again = run(source, "-m", str(source.with_name("no-model.gguf")), "--quiet")  # nothing is left to load a model for
+    again = run(source, "--url", "http://127.0.0.1:9", "--quiet")  # nothing is left to ask a server for
     assert (again.exit_code, again.stderr) == (1, "")
-    assert read(source.with_name("out.jsonl")) == results
+    assert read_entries(source.with_name("out.jsonl")) == results
 
 
 def test_options_of_the_engine_are_refused_with_a_server(source: Path) -> None:
@@ -72,6 +73,18 @@ def test_a_server_that_does_not_answer_is_an_error(source: Path) -> None:
     done = run(source, "--url", "http://127.0.0.1:9")
     assert (done.exit_code, "no server answers" in done.stderr) == (2, True)
     assert not source.with_name("out.errors.jsonl").exists()
+
+
+def test_requests_come_through_a_pipe(server: RunningServer, source: Path) -> None:
+    """Each line runs, though none can be read twice."""
+    read, write = os.pipe()
+    os.write(write, source.read_bytes())
+    os.close(write)
+    options = ("-o", str(source.with_name("out.jsonl")), "--url", server.url, "-q")
+    done = CliRunner().invoke(build_app(), ["batch", "run", f"/dev/fd/{read}", *options], catch_exceptions=False)
+    os.close(read)
+    assert done.exit_code == 1
+    assert len(read_entries(source.with_name("out.jsonl"))) == 3
 
 
 def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:

@@ -120,7 +120,9 @@ def run(
                 with _progress(files, is_shown=not quiet) as on_entry:
                     await run_batch(files, BatchSender(client, max_retries), at_once, on_entry)
 
-        with BatchFiles(requests, output, failed) as files:
+        # The name under which a server has the model, so that a run may go on with --url.
+        name = "" if model is None else model.rsplit("/", 1)[-1].removesuffix(".gguf")
+        with BatchFiles(requests, output, failed, model=name) as files:
             try:
                 asyncio.run(_until_stopped(run_all(), stop))
             finally:
@@ -200,7 +202,8 @@ def _progress(files: BatchFiles, *, is_shown: bool) -> Iterator[Callable[[BatchE
                 reported_s = time.monotonic()
                 left = speed.seconds_left(total)
                 shown = "" if left is None else f", {timedelta(seconds=round(left))} left"
-                terminal.note(f"{files.num_done:,} of {total:,} lines, {speed.words()}{shown}")
+                of = "" if total is None else f" of {total:,}"
+                terminal.note(f"{files.num_done:,}{of} lines, {speed.words()}{shown}")
 
         yield report
         return
@@ -236,10 +239,10 @@ class _Speed:
         tokens_per_s = self._num_tokens / max(time.monotonic() - self._began_s, 1e-3)
         return f"{terminal.counted(self._files.num_failed, 'error')}{option.shown_speed(tokens_per_s)}"
 
-    def seconds_left(self, total: int) -> float | None:
-        """Return the expected seconds until the end; None before the first line has ended."""
+    def seconds_left(self, total: int | None) -> float | None:
+        """Return the expected seconds until the end; None before the first line has ended, or if `total` is None."""
         num_ended = self._files.num_done - self._num_before
-        if num_ended == 0:
+        if num_ended == 0 or total is None:
             return None
         return (time.monotonic() - self._began_s) / num_ended * max(total - self._files.num_done, 0)
 

@@ -263,7 +263,6 @@ def _check(store: BatchStore, batch: StoredBatch) -> list[InputError]:
             for entry in refused[: _MAX_ERRORS - len(errors)]:
                 assert entry.error is not None  # noqa: S101 - of a refused line
                 errors.append(InputError(entry.error.code, entry.error.message, entry.line))
-    store.path(output_ids(batch)[0]).unlink()
     batch.request_counts.total = total
     if not errors and not total:
         errors.append(InputError("empty_file", "the input file has no requests"))

@@ -9,27 +9,31 @@ that was interrupted goes on and each line is run once. `paceline batch run` and
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import hashlib
 import os
 import random
 import sqlite3
+import stat
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterator
-from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
+from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, BinaryIO, Final, Self, TypeAlias, TypeVar
+from typing import Annotated, Any, BinaryIO, Final, NamedTuple, Self, TypeAlias, TypeVar
 
 import httpx
 import msgspec
 
 from paceline.errors import EngineError, InvalidParams
+from paceline.validation import open_file
 
 ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 """The values that a line's `url` may have."""
 
 MAX_LINE_BYTES: Final = 64 << 20
+_ENTRY_START: Final = b'{"id":"batch_req_'
 _WINDOW_LINES: Final = 4096
 _WINDOW_BYTES: Final = 32 << 20
 _RETRIED: Final = frozenset({429, 502, 503, 504})
@@ -78,6 +82,7 @@ class BatchEntry(msgspec.Struct, frozen=True, omit_defaults=True):
         response: None if there was none.
         error: None if there was a response.
         line: The number of an input line that is no request, or that repeats an id.
+        digest: A hash of the request and its model, or of the bytes of a line that is no request.
     """
 
     id: str
@@ -85,6 +90,7 @@ class BatchEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     response: BatchResponse | None
     error: BatchFailure | None
     line: int | None = None
+    digest: str | None = None
 
     @property
     def succeeded(self) -> bool:
@@ -120,6 +126,7 @@ class _Written(msgspec.Struct):
 
     id: str
     custom_id: str | None
+    digest: str
     line: int | None = None
 
 
@@ -158,22 +165,26 @@ def num_tokens_of(body: bytes) -> int:
 
 
 class BatchFiles:
-    """The input, results and errors of a run. Use it as a context manager; a lock keeps other runs from the results.
+    """The input, results and errors of a run. Use it as a context manager; locks keep other runs from results and errors.
 
     Attributes:
         num_done: Entries of results and errors, earlier runs included.
         num_failed: Entries of errors, earlier runs included.
 
     Args:
-        source: The input.
-        results: Created if it is missing. An incomplete last line of an earlier run is cut off.
-        errors: Likewise; created with the first error.
+        source: The input, which may be a pipe.
+        results: Created if it is missing, and removed at the end if it has no entries then. An incomplete last line of an
+            earlier run is cut off.
+        errors: Likewise.
         endpoints: The values that a line's `url` may have.
+        model: The model that runs the requests, as the caller names it. Entries of another model are refused.
     """
 
-    def __init__(self, source: Path, results: Path, errors: Path, *, endpoints: Collection[str] = ENDPOINTS) -> None:
+    def __init__(
+        self, source: Path, results: Path, errors: Path, *, endpoints: Collection[str] = ENDPOINTS, model: str = ""
+    ) -> None:
         self._source, self._results, self._errors = source, results, errors
-        self._endpoints = endpoints
+        self._endpoints, self._model = endpoints, model
         self.num_done = self.num_failed = 0
         self._open = ExitStack()
         self._out: dict[Path, int] = {}
@@ -182,22 +193,33 @@ class BatchFiles:
     def __enter__(self) -> Self:
         """Open the files and read which lines are done.
 
-        Raises `InvalidParams` if a file holds other lines, or another run uses the results, and `OSError`.
+        Raises `InvalidParams` if a file holds other lines, another run uses it, or a file is named twice, and `OSError`.
         """
         with ExitStack() as opened:
-            self._input: BinaryIO = opened.enter_context(self._source.open("rb"))
-            if os.path.realpath(self._results) in (os.path.realpath(self._source), os.path.realpath(self._errors)):
-                raise InvalidParams(f"{self._results} is named twice; give the results a file of their own")
+            self._input: BinaryIO = opened.enter_context(open_file(self._source, pipes=True))
             # A private database, which SQLite keeps in memory up to some megabytes, and else in a temporary file.
             self._ids = sqlite3.connect("", isolation_level=None, check_same_thread=False)
             opened.callback(self._ids.close)
             self._ids.execute("PRAGMA journal_mode = OFF")
-            self._ids.execute("CREATE TABLE ids (digest BLOB PRIMARY KEY, is_read INTEGER) WITHOUT ROWID")
+            self._ids.execute("CREATE TABLE ids (name BLOB PRIMARY KEY, digest TEXT, is_read INTEGER) WITHOUT ROWID")
+            self._ids.execute("CREATE TABLE refused (digest TEXT PRIMARY KEY, num_entries INTEGER) WITHOUT ROWID")
             self._ids.execute("BEGIN")  # never committed: its contents are in the files
-            for written in (self._results, self._errors):
-                opened.callback(self._close, written)
-                if written == self._results or written.exists():
-                    self._reopen(written)
+            if self._results == self._errors:
+                raise InvalidParams(
+                    f"{self._errors} is named twice; give the results and the errors files of their own"
+                )
+            status = [os.fstat(self._input.fileno())]
+            for path in (self._results, self._errors):
+                opened.callback(self._close, path, is_new=not path.exists())
+                self._out[path] = _open_output(path)
+                status.append(os.fstat(self._out[path]))
+            for number, path in enumerate((self._results, self._errors), 1):
+                if any(os.path.samestat(status[number], other) for other in status[:number]):
+                    raise InvalidParams(f"{path} is named twice; give the results and the errors files of their own")
+            for path, descriptor in self._out.items():
+                _lock(path, descriptor)
+            for path, descriptor in self._out.items():
+                os.ftruncate(descriptor, self._read_written(path))
             self._open = opened.pop_all()
         self._pending = self._read_pending()
         return self
@@ -236,87 +258,140 @@ class BatchFiles:
 
     def write(self, entry: BatchEntry) -> None:
         """Append an entry to the results or the errors. It is written when this returns, also if the process is killed."""
-        path = self._results if entry.succeeded else self._errors
-        if path not in self._out:
-            self._out[path] = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        if entry.digest is None:
+            ((digest,),) = self._ids.execute(
+                "SELECT digest FROM ids WHERE name = ?", (_name_of(entry.custom_id or ""),)
+            )
+            entry = msgspec.structs.replace(entry, digest=digest)
         data = memoryview(_encode(entry) + b"\n")
         while data:
-            data = data[os.write(self._out[path], data) :]
+            data = data[os.write(self._out[self._results if entry.succeeded else self._errors], data) :]
         self.num_done += 1
         self.num_failed += not entry.succeeded
 
-    def count_lines(self) -> int:
-        """Return the number of lines of the input that are not blank, read in a first pass."""
-        with self._source.open("rb") as file:
-            return sum(1 for _, data in _numbered(file, MAX_LINE_BYTES) if data != b"")
+    def count_lines(self) -> int | None:
+        """Return the number of lines of the input that are not blank, read in a first pass; None if it is no regular file."""
+        if not stat.S_ISREG(os.fstat(self._input.fileno()).st_mode):
+            return None
+        with open_file(self._source) as file:
+            return sum(1 for line in _numbered(file, MAX_LINE_BYTES) if line.data)
 
     def _read_pending(self) -> Iterator[BatchLine | BatchEntry]:
-        for number, data in _numbered(self._input, MAX_LINE_BYTES):
-            if data == b"":
+        for number, data, is_whole in _numbered(self._input, MAX_LINE_BYTES):
+            if not data:
                 continue
             custom_id = None
             try:
-                line = parse_line(data, self._endpoints)
+                line = parse_line(data if is_whole else None, self._endpoints)
                 custom_id = line.custom_id
-                is_done = self._note_read(custom_id)
+                digest = _digest(self._model.encode(), line.url.encode(), bytes(line.body))
+                written = self._note_read(custom_id, digest)
             except InvalidParams as error:
-                if not self._find(number):
+                digest = _digest(data)
+                if not self._take_refused(digest):
                     reason = BatchFailure("invalid_line", f"line {number}: {error}")
-                    yield BatchEntry(new_id(), custom_id, None, reason, line=number)
+                    yield BatchEntry(new_id(), custom_id, None, reason, line=number, digest=digest)
                 continue
-            if not is_done:
+            if written is None:
                 yield line
+            elif written != digest:
+                raise InvalidParams(
+                    f"{self._results} or {self._errors} has an entry of another request, or of another model, with the "
+                    f"custom_id {custom_id!r:.200}; name other files, or remove the entry"
+                )
 
-    def _note_read(self, custom_id: str) -> bool:
-        """Note that a line with this id was read; return whether an earlier run did it. Raises `InvalidParams` for a second."""
-        found = self._find(custom_id)
-        if found is not None and found[0]:
+    def _note_read(self, custom_id: str, digest: str) -> str | None:
+        """Note that a line was read; return the digest in an earlier run's entry of its id, None if there is no entry.
+
+        Raises `InvalidParams` if an earlier line has this id.
+        """
+        name = _name_of(custom_id)
+        found = self._ids.execute("SELECT digest, is_read FROM ids WHERE name = ?", (name,)).fetchone()
+        if found is not None and found[1]:
             raise InvalidParams(f"custom_id {custom_id!r:.200} is of an earlier line; each line needs another one")
-        self._ids.execute("INSERT OR REPLACE INTO ids VALUES (?, 1)", (_digest(custom_id),))
-        return found is not None
+        self._ids.execute("INSERT OR REPLACE INTO ids VALUES (?, ?, 1)", (name, digest))
+        return None if found is None else str(found[0])
 
-    def _find(self, name: str | int) -> tuple[int] | None:
-        found: tuple[int] | None = self._ids.execute(
-            "SELECT is_read FROM ids WHERE digest = ?", (_digest(name),)
-        ).fetchone()
-        return found
+    def _take_refused(self, digest: str) -> bool:
+        """Return whether an earlier run has an entry of a refused line with these bytes that no line before has taken."""
+        taken = self._ids.execute(
+            "UPDATE refused SET num_entries = num_entries - 1 WHERE digest = ? AND num_entries > 0", (digest,)
+        )
+        return taken.rowcount > 0
 
-    def _reopen(self, path: Path) -> None:
-        """Open results or errors for entries, note the lines that have some, and cut off an incomplete last line."""
-        descriptor = self._out[path] = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
-        if path == self._results:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise InvalidParams(f"another run writes {path}; wait for it, or name another file") from None
+    def _read_written(self, path: Path) -> int:
+        """Note the lines that have entries in results or errors; return the bytes of its complete lines."""
         complete = 0
         with path.open("rb") as file:
             for number, data in enumerate(file, 1):
-                if not data.endswith(b"\n"):
+                is_whole = data.endswith(b"\n")
+                if not is_whole and data[: len(_ENTRY_START)] == _ENTRY_START[: len(data)]:
                     break
                 try:
-                    written = _decode_written(data)
-                except (msgspec.DecodeError, UnicodeDecodeError):
+                    written = _decode_written(data) if is_whole else None
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                    written = None
+                if written is None:
                     raise InvalidParams(
                         f"{path} exists, and its line {number} is none of a batch's results; name another file"
-                    ) from None
-                name = written.custom_id if written.line is None else written.line
-                if name is not None:
-                    self._ids.execute("INSERT OR IGNORE INTO ids VALUES (?, 0)", (_digest(name),))
+                    )
+                if written.line is not None:
+                    self._ids.execute(
+                        "INSERT INTO refused VALUES (?, 1) ON CONFLICT DO UPDATE SET num_entries = num_entries + 1",
+                        (written.digest,),
+                    )
+                elif written.custom_id is not None:
+                    values = _name_of(written.custom_id), written.digest
+                    self._ids.execute("INSERT OR IGNORE INTO ids VALUES (?, ?, 0)", values)
                 complete += len(data)
                 self.num_done += 1
                 self.num_failed += path == self._errors
-        os.ftruncate(descriptor, complete)
+        return complete
 
-    def _close(self, path: Path) -> None:
+    def _close(self, path: Path, *, is_new: bool) -> None:
         descriptor = self._out.pop(path, None)
-        if descriptor is not None:
+        if descriptor is None:
+            return
+        try:
+            if is_new and not os.fstat(descriptor).st_size:
+                with suppress(InvalidParams):  # another run's
+                    _lock(path, descriptor)
+                    path.unlink()
             os.fsync(descriptor)
+        finally:
             os.close(descriptor)
 
 
-def _numbered(file: BinaryIO, max_bytes: int) -> Iterator[tuple[int, bytes | None]]:
-    """Yield the lines without blanks around them, and their numbers from 1; None for a line of more than `max_bytes`."""
+def _open_output(path: Path) -> int:
+    """Open results or errors for entries. Raises `OSError`, also for a pipe or a device."""
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is a pipe or a device, not a regular file", str(path))
+    return descriptor
+
+
+def _lock(path: Path, descriptor: int) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_locked = os.path.samestat(
+            os.fstat(descriptor), path.stat()
+        )  # a run that ends may have removed an empty file
+    except (BlockingIOError, FileNotFoundError):
+        is_locked = False
+    if not is_locked:
+        raise InvalidParams(f"another run writes {path}; wait for it, or name another file")
+
+
+class _NumberedLine(NamedTuple):
+    """A line without blanks around it, and its number from 1. is_whole: False for the beginning of a line that is too long."""
+
+    number: int
+    data: bytes
+    is_whole: bool
+
+
+def _numbered(file: BinaryIO, max_bytes: int) -> Iterator[_NumberedLine]:
     number = 0
     while data := file.readline(max_bytes + 1):
         number += 1
@@ -324,13 +399,19 @@ def _numbered(file: BinaryIO, max_bytes: int) -> Iterator[tuple[int, bytes | Non
         end = data
         while not end.endswith(b"\n") and (end := file.readline(_WINDOW_BYTES)):
             is_whole = False
-        yield number, data.strip() if is_whole else None
+        yield _NumberedLine(number, data.strip(), is_whole)
 
 
-def _digest(name: str | int) -> bytes:
-    """Return the key of a custom_id, or of the number of a line without a usable id."""
-    kind, text = ("line", str(name)) if isinstance(name, int) else ("id", name)
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16, person=kind.encode()).digest()
+def _name_of(custom_id: str) -> bytes:
+    return hashlib.blake2b(custom_id.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _digest(*parts: bytes) -> str:
+    found = hashlib.blake2b(digest_size=12)
+    for part in parts:
+        found.update(len(part).to_bytes(8))
+        found.update(part)
+    return found.hexdigest()
 
 
 def _prefix_of(line: BatchLine) -> tuple[str, bytes, bytes]:

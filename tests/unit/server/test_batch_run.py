@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +16,15 @@ import pytest
 
 from paceline.errors import EngineError, InvalidParams
 from paceline.server import batch_run
-from paceline.server.batch_run import BatchFiles, BatchSender, num_tokens_of, run_batch
+from paceline.server.batch_run import (
+    BatchEntry,
+    BatchFailure,
+    BatchFiles,
+    BatchSender,
+    new_id,
+    num_tokens_of,
+    run_batch,
+)
 
 Handler = Callable[[httpx.Request], httpx.Response]
 
@@ -36,8 +45,8 @@ class Batch:
         texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
         self.source.write_text("".join(f"{text}\n" for text in texts))
 
-    def files(self) -> BatchFiles:
-        return BatchFiles(self.source, self.results, self.errors)
+    def files(self, model: str = "") -> BatchFiles:
+        return BatchFiles(self.source, self.results, self.errors, model=model)
 
     def run(self, *, num_at_once: int = 4, max_retries: int = 2, num_entries: int | None = None) -> tuple[int, int]:
         """Run the lines; return the numbers of entries and errors. num_entries: after which the run is cancelled."""
@@ -96,6 +105,7 @@ def test_results_have_openai_s_form(batch: Batch) -> None:
     assert batch.run() == (1, 0)
     (entry,) = batch.done()
     assert entry.pop("id").startswith("batch_req_")
+    assert len(entry.pop("digest")) == 24
     response = {"status_code": 200, "request_id": "r1", "body": {"x": 1}}
     assert entry == {"custom_id": "one", "response": response, "error": None}
     assert not batch.errors.exists()
@@ -234,26 +244,111 @@ def test_lines_that_failed_run_again_once_the_errors_are_deleted(batch: Batch) -
     assert batch.prompts == ["one", "two", "two"]
 
 
-@pytest.mark.parametrize("content", [b"a diary\n", b'{"custom_id": "x"}\n', b"[1]\n"])
-def test_a_file_of_other_contents_is_refused_and_kept(batch: Batch, content: bytes) -> None:
-    """Results are never written into it."""
+@pytest.mark.parametrize("content", [b"a diary\n", b'{"custom_id": "x"}\n', b"[1]\n", b"a diary", b'{"id":"batch_rex'])
+@pytest.mark.parametrize("name", ["results", "errors"])
+def test_a_file_of_other_contents_is_refused_and_kept(batch: Batch, name: str, content: bytes) -> None:
+    """Entries are never written into it, and its last line is cut off only if it begins as an entry does."""
     batch.has([request("one")])
-    batch.results.write_bytes(content)
+    path: Path = getattr(batch, name)
+    path.write_bytes(content)
     with pytest.raises(InvalidParams, match="line 1 is none of a batch's results"):
         batch.run()
-    assert batch.results.read_bytes() == content
-    batch.results.unlink()
-    batch.results.symlink_to(batch.source)
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("link", ["name", "symbolic", "hard"])
+@pytest.mark.parametrize(("first", "second"), [("source", "results"), ("source", "errors"), ("results", "errors")])
+def test_a_file_that_is_named_twice_is_refused_and_kept(batch: Batch, first: str, second: str, link: str) -> None:
+    """Also under another name."""
+    batch.has([request("one")])
+    content = batch.source.read_bytes()
+    named: Path = getattr(batch, first)
+    named.touch()
+    if link == "name":
+        setattr(batch, second, named)
+    elif link == "symbolic":
+        getattr(batch, second).symlink_to(named)
+    else:
+        getattr(batch, second).hardlink_to(named)
     with pytest.raises(InvalidParams, match="named twice"):
         batch.run()
+    assert batch.source.read_bytes() == content
 
 
-def test_two_runs_cannot_write_the_same_results(batch: Batch) -> None:
-    """The second one is refused until the first one ends."""
+def test_results_go_to_regular_files_alone(batch: Batch) -> None:
+    """A pipe without a reader, or a device, is refused at once."""
     batch.has([request("one")])
-    with batch.files(), pytest.raises(InvalidParams, match="another run writes"):
+    os.mkfifo(batch.errors)
+    with pytest.raises(OSError, match="not a regular file"):
         batch.run()
-    assert batch.run() == (1, 0)
+    batch.errors.unlink()
+    batch.results = Path("/dev/full")
+    with pytest.raises(OSError, match="not a regular file"):
+        batch.run()
+    assert not batch.errors.exists()
+
+
+def test_the_input_may_be_a_pipe(batch: Batch) -> None:
+    """Each line of it runs, and its lines are not counted before."""
+    batch.has([request(str(number)) for number in range(5)])
+    read, write = os.pipe()
+    os.write(write, batch.source.read_bytes())
+    os.close(write)
+    batch.source = Path(f"/dev/fd/{read}")
+    with batch.files() as files:
+        assert files.count_lines() is None
+        assert len(files.next_window()[0]) == 5
+    os.close(read)
+
+
+@pytest.mark.parametrize("shared", ["results", "errors"])
+def test_two_runs_cannot_write_the_same_file(batch: Batch, tmp_path: Path, shared: str) -> None:
+    """The second one is refused until the first one ends, and takes nothing from the file."""
+    batch.has([request("one"), request("two")])
+    other = Batch(tmp_path)
+    setattr(other, {"results": "errors", "errors": "results"}[shared], tmp_path / "other.jsonl")
+    with batch.files() as files:
+        files.next_window()
+        files.write(BatchEntry(new_id(), "one", None, BatchFailure("x", "")))
+        before = batch.errors.read_bytes()
+        with pytest.raises(InvalidParams, match="another run writes"):
+            other.run()
+        assert batch.errors.read_bytes() == before
+    assert batch.run() == (2, 1)
+
+
+def test_a_file_without_entries_is_removed(batch: Batch) -> None:
+    """Unless it was there before."""
+    batch.has([])
+    batch.errors.touch()
+    assert batch.run() == (0, 0)
+    assert (batch.results.exists(), batch.errors.exists()) == (False, True)
+
+
+def test_results_of_another_request_or_model_are_refused(batch: Batch) -> None:
+    """They would stand for requests that never ran."""
+    batch.has([request("one"), request("two")])
+    assert batch.run() == (2, 0)
+    before = batch.results.read_bytes()
+    with (
+        batch.files("other") as files,
+        pytest.raises(InvalidParams, match="or of another model, with the custom_id 'one'"),
+    ):
+        files.next_window()
+    batch.has([request("one"), request("two", "another text")])
+    with pytest.raises(InvalidParams, match="entry of another request.* with the custom_id 'two'"):
+        batch.run()
+    assert batch.results.read_bytes() == before
+    assert len(batch.sent) == 2
+
+
+def test_a_refused_line_is_known_by_its_text(batch: Batch) -> None:
+    """So that no line is passed over when lines are put before it; each of several equal ones has an entry."""
+    batch.has([request("one"), "bad", "bad"])
+    assert batch.run() == (3, 2)
+    batch.has([request("zero"), "worse", request("other", url="/x"), request("one"), "bad", "bad"])
+    assert batch.run() == batch.run() == (6, 4)
+    assert sorted(entry["line"] for entry in batch.failed()) == [2, 2, 3, 3]
 
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504, None])
