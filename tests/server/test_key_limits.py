@@ -10,6 +10,8 @@ import pytest
 from tests.server.conftest import DEMO_ENGINE
 from tests.server.running import RunningServer
 
+from paceline.server import service
+from paceline.server.key_accounts import KeyAccounts
 from paceline.server.settings import ApiKey, ServerSettings
 
 pytestmark = pytest.mark.native
@@ -19,16 +21,31 @@ KEYS = (
     ApiKey(secret="slow", tenant="a", name="slow", tokens_per_minute=30),
     ApiKey(secret="day", tenant="b", weight=3, tokens_per_day=20),
     ApiKey(secret="none", tenant="b", weight=3, name="none", max_requests=1),
+    ApiKey(secret="vectors", tenant="a", name="vectors", tokens_per_minute=100, tokens_per_day=150),
     ApiKey(secret="op"),
 )
 PROMPT = [1] * 20
 
 
+class Clock:
+    """Both clocks of the accounts."""
+
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+CLOCK = Clock()
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    settings = ServerSettings(engine_options=DEMO_ENGINE, api_keys=KEYS, metrics_per_key=True)
-    with RunningServer(settings) as running:
-        yield running
+    settings = ServerSettings(engine_options=DEMO_ENGINE, api_keys=KEYS, metrics_per_key=True, embeddings=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(service, "KeyAccounts", lambda settings: KeyAccounts(settings, CLOCK, CLOCK))
+        with RunningServer(settings) as running:
+            yield running
 
 
 def complete(server: RunningServer, key: str, path: str = "/v1/completions", **body: Any) -> httpx.Response:
@@ -42,19 +59,50 @@ def usage(server: RunningServer, key: str) -> dict[str, dict[str, Any]]:
 
 
 def test_tokens_per_minute_end_in_429_with_the_headers_of_openai(server: RunningServer) -> None:
-    """A stream is charged as a whole response is. A refused request is in no count, and other keys go on."""
+    """A refused request is in no count, and other keys go on."""
     first = complete(server, "slow")
     assert first.status_code == 200
     assert first.headers["x-ratelimit-limit-tokens"] == "30"
-    assert int(first.headers["x-ratelimit-remaining-tokens"]) <= 10
+    assert int(first.headers["x-ratelimit-remaining-tokens"]) == 6
     refused = complete(server, "slow")
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
-    assert 1 <= int(refused.headers["retry-after"]) <= 30
-    assert refused.headers["x-ratelimit-remaining-tokens"].isdigit()
-    assert refused.headers["x-ratelimit-reset-tokens"].endswith("s")
+    assert refused.headers["retry-after"] == "28"
+    assert refused.headers["x-ratelimit-remaining-tokens"] == "6"
+    assert refused.headers["x-ratelimit-reset-tokens"] == "48s"
+    assert complete(server, "slow", max_tokens=-5).status_code == 400
     entry = usage(server, "slow")["slow"]
-    assert (entry["prompt_tokens"], entry["completion_tokens"], entry["tokens_today"]) == (20, 4, 24)
+    assert (entry["requests"], entry["prompt_tokens"], entry["completion_tokens"], entry["tokens_today"]) == (
+        1,
+        20,
+        4,
+        24,
+    )
     assert "x-ratelimit-limit-tokens" not in complete(server, "free").headers
+    CLOCK.now_s += 28
+    assert complete(server, "slow").status_code == 200
+
+
+def post(server: RunningServer, key: str, path: str, body: dict[str, Any]) -> httpx.Response:
+    return httpx.post(server.url + path, json=body, headers={"authorization": f"Bearer {key}"}, timeout=60)
+
+
+def test_embeddings_and_scores_have_the_limits_of_generations(server: RunningServer) -> None:
+    """Their tokens are reserved. Cached tokens of scores cost nothing."""
+    embedded = post(server, "vectors", "/v1/embeddings", {"input": [[1] * 30] * 2})
+    assert (embedded.status_code, embedded.headers["x-ratelimit-remaining-tokens"]) == (200, "40")
+    refused = post(server, "vectors", "/v1/embeddings", {"input": [[1] * 30] * 2})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+    scored = {"prompt": [2] * 30, "choices": [[3, 4], [5, 6]]}
+    assert post(server, "vectors", "/v1/score_choices", scored).status_code == 200
+    assert usage(server, "vectors")["vectors"]["tokens_today"] == 60 + 34
+    assert post(server, "vectors", "/v1/score_choices", scored).status_code == 429
+    CLOCK.now_s += 60
+    assert post(server, "vectors", "/v1/score_choices", scored).status_code == 200
+    entry = usage(server, "vectors")["vectors"]
+    assert (entry["requests"], entry["cached_tokens"]) == (3, 28)
+    assert entry["tokens_today"] == 60 + 34 + 6  # the last prompt token is computed for each choice
+    refused = post(server, "vectors", "/v1/embeddings", {"input": [[1] * 30] * 2})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "insufficient_quota")
 
 
 def test_cached_tokens_cost_nothing_and_are_counted(server: RunningServer) -> None:
@@ -70,7 +118,7 @@ def test_cached_tokens_cost_nothing_and_are_counted(server: RunningServer) -> No
 
 
 def test_the_budget_of_a_day(server: RunningServer) -> None:
-    """Streamed tokens and those of embeddings count; routes that compute nothing stay open."""
+    """Streamed tokens count. Routes that compute nothing stay open."""
     with httpx.stream(
         "POST",
         f"{server.url}/v1/completions",
@@ -83,7 +131,7 @@ def test_the_budget_of_a_day(server: RunningServer) -> None:
         response.read()
     refused = complete(server, "day")
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "insufficient_quota")
-    assert int(refused.headers["retry-after"]) <= 86_400
+    assert int(refused.headers["retry-after"]) == 86_400 - CLOCK.now_s
     (entry,) = usage(server, "day").values()
     assert entry["tokens_today"] == 23
     assert (entry["tenant"], entry["limits"]["weight"]) == ("b", 3)
@@ -105,11 +153,12 @@ def test_requests_at_once(server: RunningServer) -> None:
 
 
 def test_an_operator_sees_all_keys_and_a_tenants_key_itself(server: RunningServer) -> None:
-    """The metrics have the names as a label, as the server was started with --metrics-per-key."""
+    """The metrics have the names as a label with --metrics-per-key, or the number of a key without a name."""
     assert len(usage(server, "op")) == len(KEYS)
     assert list(usage(server, "slow")) == ["slow"]
     text = httpx.get(f"{server.url}/metrics", headers={"authorization": "Bearer op"}, timeout=60).text
     assert 'paceline_key_tokens_total{key="free",kind="prompt"}' in text
+    assert 'paceline_key_tokens_total{key="key-3",kind="prompt"}' in text
 
 
 def test_without_keys_there_is_no_usage(world: Any) -> None:

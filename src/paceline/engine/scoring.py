@@ -121,12 +121,17 @@ def scoring_options(options: Mapping[str, Any]) -> RequestOptions:
 class ScoringCall:
     """The requests of a call of `LLM.score`. Leaving the call early cancels them. timeout_s counts from here, for the whole call.
 
+    num_tokens: of the shared prefix and all choices. num_computed: of these the tokens that did not come from the cache, after
+    the call.
+
     Raises the error of the longest prompt, so that nothing is computed of choices that do not fit.
     """
 
     def __init__(self, engine: EngineClient, encoded: EncodedChoices, options: RequestOptions) -> None:
         self._engine, self._encoded, self._options = engine, encoded, options
         self.num_shared = encoded.num_shared
+        self.num_tokens = sum(map(len, encoded.prompts)) - encoded.num_shared * (len(encoded.prompts) - 1)
+        self.num_computed = 0
         self._params = SamplingParams(max_tokens=0, prompt_logprobs=1, prompt_logprobs_start=self.num_shared)
         self._began_s = time.monotonic()
         try:
@@ -166,6 +171,7 @@ class ScoringCall:
     def _scores(self, outcomes: Sequence[Outcome]) -> list[ChoiceScore]:
         encoded = self._encoded
         whole = batch_outcome([_unless_incomplete(outcome) for outcome in outcomes], "choices")
+        self.num_computed = sum(each.usage.prompt_tokens - each.usage.cached_tokens for each in whole)
         return [_score(index, each, encoded.num_shared, encoded.num_bytes[index]) for index, each in enumerate(whole)]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -101,7 +100,7 @@ def server_app(server: Server, own: Iterable[Routes], dispatch: Middleware) -> F
         finally:
             await app.state.batches.stop()
             await server.aclose()
-            await asyncio.to_thread(server.kept.key_accounts.save)
+            await server.kept.key_accounts.aclose()
 
     app = FastAPI(
         title="paceline",

@@ -84,10 +84,10 @@ async def metrics(request: Request) -> Response:
 
 @USAGE_ROUTES.get("/v1/usage", summary="Tokens and limits of API keys")
 async def usage(request: Request) -> Response:
-    """Return the usage of the request's API key since the server's start, and its limits; an operator gets those of all keys."""
+    """Return usage since the server's start, and limits: of the request's API key, or of all keys if that has no tenant."""
     context = RequestContext.of(request.scope)
     accounts = KeptForClients.of(request.scope).key_accounts
-    found = accounts if context.is_operator else () if context.account is None else (context.account,)
+    found = (context.account,) if context.account is not None and context.tenant else tuple(accounts)
     return json_response({"object": "list", "data": [account.members() for account in found]})
 
 

@@ -1,7 +1,8 @@
 """Usage and limits of API keys: tokens per minute, requests at once, and a budget of tokens a day. On the event loop.
 
 Computed tokens count: prompt tokens that did not come from the cache, and generated tokens. A prompt is charged whole when it is
-submitted, and its cached tokens are returned at the request's end; generated tokens are charged as the response is read.
+submitted, and its cached tokens are returned at the request's end, as is a prompt that was never begun. Generated tokens are
+charged as the response is read.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import asyncio
 import hashlib
 import logging
 import math
+import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -51,7 +53,7 @@ class _DayFile(msgspec.Struct, kw_only=True):
     """The content of the file. day: in UTC. tokens: computed tokens by the key's digest."""
 
     day: str
-    tokens: dict[str, int]
+    tokens: dict[str, Annotated[int, msgspec.Meta(ge=0)]]
 
 
 def key_digest(secret: str) -> bytes:
@@ -64,21 +66,25 @@ class KeyAccount:
 
     Attributes:
         key: The key with its limits; a reload replaces it.
-        name: The key's name, else the beginning of its digest.
         usage: The counts since the server's start.
         tokens_today: Computed tokens of the day.
         num_in_flight: Requests in progress.
     """
 
-    def __init__(self, key: ApiKey, digest: bytes, clock: Callable[[], float], wall: Callable[[], float]) -> None:
+    def __init__(self, key: ApiKey, number: int, clock: Callable[[], float], wall: Callable[[], float]) -> None:
         self._clock, self._wall = clock, wall
-        self.name = key.name or digest.hex()[:12]
+        self._number = number
         self.usage = KeyUsage()
         self.tokens_today = self.num_in_flight = 0
         self._day = self._today()
         self._filled_s = clock()
         self._balance = float(key.tokens_per_minute or 0)
         self.key = key
+
+    @property
+    def name(self) -> str:
+        """The key's name, else its number."""
+        return self.key.name or f"key-{self._number}"
 
     def _today(self) -> int:
         return int(self._wall() // _DAY_S)
@@ -88,8 +94,13 @@ class KeyAccount:
         self._fill()
         if self.key.tokens_per_minute is None:
             self._balance = float(key.tokens_per_minute or 0)
-        self.key, self.name = key, key.name or self.name
+        self.key = key
         self._fill()
+
+    def tokens_of_day(self) -> int:
+        """Return the computed tokens of the present day."""
+        self._fill()
+        return self.tokens_today
 
     def _fill(self) -> None:
         """Add the tokens of the time that has passed, and begin a new day."""
@@ -98,7 +109,7 @@ class KeyAccount:
             filled = self._balance + (now_s - self._filled_s) * self.key.tokens_per_minute / 60
             self._balance = min(filled, float(self.key.tokens_per_minute))
         self._filled_s = now_s
-        if today != self._day:
+        if today > self._day:  # a clock that is set back begins no day
             self._day, self.tokens_today = today, 0
 
     def check(self) -> None:
@@ -108,23 +119,31 @@ class KeyAccount:
         if key.max_requests is not None and self.num_in_flight >= key.max_requests:
             text = f"{self.num_in_flight} requests of this API key are in flight, which is its limit; try again later"
             raise ApiException(ApiError(429, "rate_limit_error", "too_many_requests", text, retry_after_s=1))
-        if key.tokens_per_day is not None and self.tokens_today >= key.tokens_per_day:
-            wait_s = _DAY_S - int(self._wall() % _DAY_S)
-            text = f"the API key has used its {key.tokens_per_day} tokens of the day; the next day begins at 00:00 UTC"
-            raise ApiException(ApiError(429, "rate_limit_error", "insufficient_quota", text, retry_after_s=wait_s))
+        self._check_day(1)
         if key.tokens_per_minute is not None and self._balance < 1:
             raise self._exceeded(1)
 
     def reserve(self, num_tokens: int) -> None:
         """Charge the prompt tokens of a request. Raises `ApiException` (429), and charges nothing, if too few are left.
 
-        A prompt with more tokens than the limit of a minute needs all of them: it is accepted, and the next request waits longer.
+        A prompt with more tokens than a limit needs all of them: it is accepted, and the next request waits longer.
         """
         self._fill()
+        self._check_day(num_tokens)
         per_minute = self.key.tokens_per_minute
         if per_minute is not None and (needed := min(num_tokens, per_minute)) > self._balance + 1e-6:
             raise self._exceeded(needed)
         self.charge(num_tokens)
+
+    def _check_day(self, num_tokens: int) -> None:
+        per_day = self.key.tokens_per_day
+        if per_day is not None and (needed := min(num_tokens, per_day)) > per_day - self.tokens_today:
+            wait_s = _DAY_S - int(self._wall() % _DAY_S)
+            text = (
+                f"the budget of this API key is {per_day} tokens a day, and {max(0, per_day - self.tokens_today)} are left, "
+                f"{needed} needed; the next day begins at 00:00 UTC"
+            )
+            raise ApiException(ApiError(429, "rate_limit_error", "insufficient_quota", text, retry_after_s=wait_s))
 
     def _exceeded(self, needed: int) -> ApiException:
         per_minute = self.key.tokens_per_minute or 1
@@ -142,7 +161,8 @@ class KeyAccount:
         self.tokens_today = max(0, self.tokens_today + num_tokens)
 
     def count(self, usages: Iterable[Usage]) -> None:
-        """Count the usages of a request that has ended."""
+        """Count a request that has ended, and its usages."""
+        self.usage.requests += 1
         for usage in usages:
             self.usage.prompt_tokens += usage.prompt_tokens
             self.usage.cached_tokens += usage.cached_tokens
@@ -181,7 +201,8 @@ class KeyAccount:
 
 def _headers(kind: str, limit: int, remaining: int, reset_s: float) -> Iterator[tuple[bytes, bytes]]:
     minutes, seconds = divmod(math.ceil(reset_s), 60)
-    reset = f"{minutes}m{seconds}s" if minutes else f"{seconds}s"
+    hours, minutes = divmod(minutes, 60)
+    reset = f"{hours}h" * (hours > 0) + f"{minutes}m" * (hours + minutes > 0) + f"{seconds}s"
     for name, value in (("limit", limit), ("remaining", remaining), ("reset", reset)):
         yield f"x-ratelimit-{name}-{kind}".encode(), str(value).encode()
 
@@ -189,8 +210,11 @@ def _headers(kind: str, limit: int, remaining: int, reset_s: float) -> Iterator[
 class KeyAccounts:
     """The accounts of a server's keys. They outlive a reload of the keys, and the tokens of the day a restart.
 
+    A removed key keeps its account: for its batches, and for the case that it is added again. Iterating yields the accounts of
+    the present keys.
+
     The tokens of the day are kept in a file of the engine's state folder, if it has one. A file that cannot be read counts as
-    none. What was used in the last ten seconds before a crash is lost.
+    none. It is written every ten seconds while there are requests, and once more after them.
     """
 
     def __init__(
@@ -202,31 +226,34 @@ class KeyAccounts:
         folder = settings.engine_options.get("state_folder")
         self._path = None if folder is None else Path(folder) / FILE_NAME
         self._clock, self._wall = clock, wall
-        self._accounts: dict[bytes, KeyAccount] = {}
-        self._saved_s = -math.inf
+        self._accounts: dict[bytes, KeyAccount] = {}  # by digest, also of removed keys
+        self._present: tuple[KeyAccount, ...] = ()
+        self._stored = self._read()  # by digest, of keys without an account
+        self._timer: asyncio.TimerHandle | None = None
+        self._writing: asyncio.Future[None] | None = None
         self.apply(settings.api_keys)
-        for digest, tokens in self._read().items():
-            if account := self._accounts.get(bytes.fromhex(digest)):
-                account.tokens_today = tokens
 
     def apply(self, keys: Iterable[ApiKey]) -> None:
-        """Take over the keys; the accounts of removed keys are dropped."""
-        before, self._accounts = self._accounts, {}
+        """Take over the keys."""
+        present = []
         for key in keys:
             digest = key_digest(key.secret)
-            account = before.get(digest)
+            account = self._accounts.get(digest)
             if account is None:
-                account = KeyAccount(key, digest, self._clock, self._wall)
+                account = self._accounts[digest] = KeyAccount(key, len(self._accounts) + 1, self._clock, self._wall)
+                if self._stored.day == self._date():
+                    account.tokens_today = self._stored.tokens.pop(digest.hex(), 0)
             else:
                 account.apply(key)
-            self._accounts[digest] = account
+            present.append(account)
+        self._present = tuple(present)
 
     def of(self, digest: bytes) -> KeyAccount | None:
-        """Return the account of a key."""
+        """Return the account of a key that is or was the server's."""
         return self._accounts.get(digest)
 
     def __iter__(self) -> Iterator[KeyAccount]:
-        return iter(tuple(self._accounts.values()))
+        return iter(self._present)
 
     def samples(self) -> Iterator[Sample]:
         """Yield the metrics of each key. Any thread."""
@@ -239,31 +266,50 @@ class KeyAccounts:
     def _date(self) -> str:
         return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=self._wall())).date().isoformat()
 
-    def _read(self) -> Mapping[str, int]:
-        if self._path is None or not self._path.exists():
-            return {}
-        try:
-            found = msgspec.json.decode(self._path.read_bytes(), type=_DayFile)
-            return found.tokens if found.day == self._date() else {}
-        except (OSError, ValueError) as error:
-            _log.error("the tokens of the day of the API keys start at 0, as %s cannot be read: %s", self._path, error)
-            return {}
+    def _read(self) -> _DayFile:
+        if self._path is not None and self._path.exists():
+            try:
+                return msgspec.json.decode(self._path.read_bytes(), type=_DayFile)
+            except (OSError, ValueError) as error:
+                _log.error("the tokens of the day of the API keys start at 0: %s cannot be read: %s", self._path, error)
+        return _DayFile(day="", tokens={})
 
     def save_soon(self) -> None:
-        """Write the file in a thread, at most every ten seconds."""
-        if self._path is not None and self._clock() - self._saved_s >= _SAVE_INTERVAL_S:
-            self._saved_s = self._clock()
-            asyncio.get_running_loop().run_in_executor(None, self.save)
+        """Write the file in a thread within ten seconds, and again while requests are in flight."""
+        if self._path is not None and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_SAVE_INTERVAL_S, self._save)
 
-    def save(self) -> None:
-        """Write the tokens of the day. Any thread; an error is logged."""
+    def _save(self) -> None:
+        self._timer = None
+        self._writing = asyncio.get_running_loop().run_in_executor(None, self._write, self._record())
+        if any(account.num_in_flight for account in self._accounts.values()):
+            self.save_soon()
+
+    async def aclose(self) -> None:
+        """Write the file, after the last request."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._writing is not None:
+            await self._writing
+        await asyncio.to_thread(self._write, self._record())
+
+    def _record(self) -> _DayFile:
+        day = self._date()
+        tokens = dict(self._stored.tokens) if self._stored.day == day else {}
+        for digest, account in self._accounts.items():
+            if number := account.tokens_of_day():
+                tokens[digest.hex()] = number
+        return _DayFile(day=day, tokens=tokens)
+
+    def _write(self, record: _DayFile) -> None:
+        """Replace the file. Any thread; an error is logged."""
         if self._path is None or not self._accounts:
             return
-        tokens = {digest.hex(): account.tokens_today for digest, account in tuple(self._accounts.items())}
-        partial = self._path.with_suffix(".partial")
+        partial = self._path.with_suffix(f".{os.getpid()}.partial")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_bytes(msgspec.json.encode(_DayFile(day=self._date(), tokens=tokens)))
+            with open(partial, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+                file.write(msgspec.json.encode(record))
             partial.replace(self._path)
         except OSError as error:
             _log.error("the tokens of the day of the API keys could not be written: %s", error)

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from paceline.server.api_errors import ApiError, ApiException, ClientDisconnected, api_error_of_finish
+from paceline.server.api_errors import (
+    FAILED_FINISH_REASONS,
+    ApiError,
+    ApiException,
+    ClientDisconnected,
+    api_error_of_finish,
+)
 from paceline.streaming import FinishReason, Usage
 
 if TYPE_CHECKING:
@@ -100,6 +106,12 @@ class RequestContext:
         """Note that tool calls were parsed from then until now."""
         self.parsed_ns = (start_ns if self.parsed_ns is None else self.parsed_ns[0], time.time_ns())
 
+    def reserve(self, num_tokens: int) -> None:
+        """Charge the account of the API key for prompt tokens that are to be computed. Raises `ApiException` (429)."""
+        if self.account is not None:
+            self.account.reserve(num_tokens)
+            self.num_charged += num_tokens
+
     def charge(self, num_tokens: int) -> None:
         """Charge the account of the API key for computed tokens, if there is one."""
         if self.account is not None:
@@ -109,15 +121,15 @@ class RequestContext:
     def settle(self) -> None:
         """Charge the account for the tokens that the request has computed in the end, and count its usage.
 
-        Of a request that was not read to its end the charged tokens stay.
+        Of a request that was not read to its end the charged tokens stay. A request that submitted nothing is not counted.
         """
         if self.account is not None:
+            usages = [usage for reason, usage in self.finished if not _was_never_begun(reason, usage)]
             if len(self.finished) >= self.num_parts:
-                computed = [
-                    usage.prompt_tokens - usage.cached_tokens + usage.completion_tokens for _, usage in self.finished
-                ]
+                computed = [usage.prompt_tokens - usage.cached_tokens + usage.completion_tokens for usage in usages]
                 self.charge(sum(computed) - self.num_charged)
-            self.account.count(usage for _, usage in self.finished)
+            if self.finished or self.num_parts:
+                self.account.count(usages)
 
     def discard(self) -> None:
         """Note that the request's stream is not wanted any more."""
@@ -127,6 +139,11 @@ class RequestContext:
         """Raise `ApiException` if the request's stream is not wanted any more."""
         if self.is_discarded:
             raise ApiException(api_error_of_finish(FinishReason.CANCELLED))
+
+
+def _was_never_begun(reason: FinishReason, usage: Usage) -> bool:
+    """Return whether a generation failed in the queue."""
+    return reason in FAILED_FINISH_REASONS and usage.ttft_s is None and usage.prefill_s == 0
 
 
 class HttpMiddleware(ABC):

@@ -117,9 +117,7 @@ async def start_prepared(  # noqa: PLR0913 - as `start_request`
         watcher.raise_if_disconnected()
         context.raise_if_discarded()
         num_prompt = sum(len(ready.prompt) for ready in prepared)
-        if context.account is not None:
-            context.account.reserve(num_prompt)
-            context.num_charged += num_prompt
+        context.reserve(num_prompt)
         channels = _accept(engine, prepared)
         context.num_parts += len(channels)
         context.submitted_ns, context.operation = time.time_ns(), context.operation or "text_completion"

@@ -17,7 +17,7 @@ class ApiKey:
 
     Attributes:
         tenant: Salts the prefix cache, so that two tenants share no prefixes.
-        name: For usage and metrics; empty: the beginning of the key's digest.
+        name: For usage and metrics; empty: the key's number.
         weight: The share of its tenant while several tenants wait.
         tokens_per_minute: Computed tokens, at most; None: no limit.
         max_requests: Requests in flight, at most; None: no limit.

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
+from tests import virtual_time
 
 from paceline.server.api_errors import ApiError, ApiException
 from paceline.server.key_accounts import FILE_NAME, KeyAccount, KeyAccounts, key_digest
+from paceline.server.request_context import RequestContext
 from paceline.server.settings import ApiKey, ServerSettings
+from paceline.streaming import FinishReason, Usage
+
+DIGEST, DIGEST_A = key_digest("hidden").hex(), key_digest("a").hex()
 
 
 class Clock:
@@ -22,7 +29,7 @@ class Clock:
 
 
 def account_of(clock: Clock, **limits: int) -> KeyAccount:
-    return KeyAccount(ApiKey(secret="s", tenant="t", **limits), key_digest("s"), clock, clock)  # type: ignore[arg-type]
+    return KeyAccount(ApiKey(secret="s", tenant="t", **limits), 1, clock, clock)  # type: ignore[arg-type]
 
 
 def refusal(account: KeyAccount, num_tokens: int | None = None) -> ApiError:
@@ -86,6 +93,67 @@ def test_the_budget_of_a_day_ends_at_midnight() -> None:
     assert account.tokens_today == 0
 
 
+def test_prompts_of_a_day_are_reserved_one_by_one() -> None:
+    """Requests that were checked before, and still prepared their prompts, get no more than is left."""
+    account = account_of(Clock(), tokens_per_day=100)
+    for _ in range(3):
+        account.check()
+    account.reserve(60)
+    found = refusal(account, 50)
+    assert (found.code, found.retry_after_s) == ("insufficient_quota", 86_400 - 1000)
+    assert "40 are left, 50 needed" in found.message
+    account.reserve(40)
+    assert refusal(account, 1).code == "insufficient_quota"
+    assert account.tokens_today == 100
+
+
+def test_a_prompt_beyond_the_day_needs_all_of_it() -> None:
+    """It is accepted if nothing of the day is used."""
+    account = account_of(Clock(), tokens_per_day=100)
+    account.reserve(150)
+    assert refusal(account, 150).code == "insufficient_quota"
+    assert account.tokens_today == 150
+
+
+def test_a_long_reset_has_hours() -> None:
+    """As OpenAI writes it."""
+    account = account_of(Clock(), tokens_per_minute=1)
+    account.charge(61)
+    assert headers(account)["reset-tokens"] == "1h1m0s"
+
+
+def usage_after(reason: FinishReason, usage: Usage) -> tuple[int, int, int]:
+    """Return the requests and prompt tokens of an account, and its tokens of the day, after a request of 1000 tokens."""
+    account = account_of(Clock())
+    request = RequestContext("id", account=account)
+    request.reserve(1000)
+    request.num_parts = 1
+    request.finished.append((reason, usage))
+    request.settle()
+    return account.usage.requests, account.usage.prompt_tokens, account.tokens_today
+
+
+def test_a_request_is_charged_for_the_tokens_that_it_computed() -> None:
+    """Cached tokens and the prompt of a request that failed in the queue cost nothing; a prompt that was begun counts whole."""
+    queued = Usage(prompt_tokens=1000, queue_s=0.05)
+    begun = Usage(prompt_tokens=1000, queue_s=0.05, prefill_s=0.1)
+    whole = Usage(prompt_tokens=1000, cached_tokens=400, completion_tokens=7, prefill_s=0.1, ttft_s=0.2)
+    assert usage_after(FinishReason.DEADLINE, queued) == (1, 0, 0)
+    assert usage_after(FinishReason.DEADLINE, begun) == (1, 1000, 1000)
+    assert usage_after(FinishReason.LENGTH, whole) == (1, 1000, 607)
+    assert usage_after(FinishReason.STOP, Usage(prompt_tokens=1000)) == (1, 1000, 1000)  # an embedding
+
+
+def test_a_request_that_submitted_nothing_is_not_counted() -> None:
+    """It was refused after its prompt had been charged, or before."""
+    account = account_of(Clock(), tokens_per_minute=60)
+    request = RequestContext("id", account=account)
+    request.reserve(50)
+    request.settle()
+    assert (account.usage.requests, account.tokens_today) == (0, 0)
+    assert headers(account)["remaining-tokens"] == "60"
+
+
 def accounts_of(clock: Clock, folder: Path, *keys: ApiKey) -> KeyAccounts:
     settings = ServerSettings(api_keys=keys, engine_options={"state_folder": folder})
     return KeyAccounts(settings, clock, clock)
@@ -97,28 +165,105 @@ def test_the_tokens_of_the_day_outlive_a_restart_and_not_the_day(tmp_path: Path)
     accounts = accounts_of(clock, tmp_path, key)
     (account,) = accounts
     account.charge(70)
-    accounts.save()
+    asyncio.run(accounts.aclose())
     assert "hidden" not in (tmp_path / FILE_NAME).read_text()
+    assert (tmp_path / FILE_NAME).stat().st_mode & 0o777 == 0o600
     (again,) = accounts_of(clock, tmp_path, ApiKey(secret="hidden", tokens_per_day=200))
     assert again.tokens_today == 70
     clock.now_s += 86_400
     (later,) = accounts_of(clock, tmp_path, key)
     assert later.tokens_today == 0
-    (tmp_path / FILE_NAME).write_text("{")
-    (fresh,) = accounts_of(clock, tmp_path, key)
-    assert fresh.tokens_today == 0
+    for damaged in (
+        "{",
+        '{"day": "1970-01-02", "tokens": {"zz": "5"}}',
+        f'{{"day": "1970-01-02", "tokens": {{"{DIGEST}": -5}}}}',
+    ):
+        (tmp_path / FILE_NAME).write_text(damaged)
+        (fresh,) = accounts_of(clock, tmp_path, key)
+        assert fresh.tokens_today == 0
+
+
+def test_a_restart_charges_no_tokens_of_the_day_before(tmp_path: Path) -> None:
+    """The key was idle since midnight when the file was written."""
+    clock, key = Clock(), ApiKey(secret="a", tokens_per_day=100)
+    accounts = accounts_of(clock, tmp_path, key)
+    (account,) = accounts
+    account.charge(100)
+    clock.now_s = 86_400.0
+    asyncio.run(accounts.aclose())
+    (again,) = accounts_of(clock, tmp_path, key)
+    assert again.tokens_today == 0
+    again.check()
+
+
+def test_a_key_that_is_removed_and_added_again_has_its_tokens_of_the_day(tmp_path: Path) -> None:
+    """After a reload and after a restart. Its requests in flight are the same, and its batches keep its account."""
+    clock, key, other = Clock(), ApiKey(secret="a"), ApiKey(secret="b")
+    accounts = accounts_of(clock, tmp_path, key, other)
+    account = next(iter(accounts))
+    account.charge(70)
+    accounts.apply([other])
+    assert account not in tuple(accounts) and accounts.of(key_digest("a")) is account
+    asyncio.run(accounts.aclose())
+    restarted = accounts_of(clock, tmp_path, other)
+    asyncio.run(restarted.aclose())
+    restarted.apply([other, key])
+    assert [account.tokens_today for account in restarted] == [0, 70]
+    accounts.apply([key, other])
+    assert next(iter(accounts)) is account
+
+
+def test_a_clock_that_is_set_back_begins_no_day() -> None:
+    """Over midnight and again: the tokens of the day stay."""
+    clock = Clock()
+    clock.now_s = 86_400.0 + 1
+    account = account_of(clock, tokens_per_day=100)
+    account.charge(100)
+    clock.now_s -= 2
+    assert account.tokens_of_day() == 100
+    clock.now_s += 2
+    assert account.tokens_of_day() == 100
+
+
+def test_the_file_is_written_while_a_request_is_in_flight_and_after_it(tmp_path: Path) -> None:
+    """Ten seconds after each count at the latest, with no further request."""
+
+    async def stored() -> list[int]:
+        clock = asyncio.get_running_loop().time
+        settings = ServerSettings(api_keys=(ApiKey(secret="a"),), engine_options={"state_folder": tmp_path})
+        accounts = KeyAccounts(settings, clock, clock)
+        (account,) = accounts
+        account.num_in_flight = 1
+        accounts.save_soon()
+        found = []
+        for num_in_flight in (1, 1, 0):
+            account.charge(5)
+            account.num_in_flight = num_in_flight
+            await asyncio.sleep(10.5)
+            await writing(accounts)
+            found.append(msgspec.json.decode((tmp_path / FILE_NAME).read_bytes())["tokens"][DIGEST_A])
+        assert accounts._timer is None
+        return found
+
+    async def writing(accounts: KeyAccounts) -> None:
+        assert accounts._writing is not None
+        await accounts._writing
+
+    assert virtual_time.run(stored()) == [5, 10, 15]
 
 
 def test_a_reload_keeps_the_counts_and_changes_the_limits(tmp_path: Path) -> None:
-    """Of a key that stays; a removed key is forgotten."""
+    """Of a key that stays. A removed key is in no list, and a key without a name has its number."""
     clock = Clock()
     accounts = accounts_of(clock, tmp_path, ApiKey(secret="a", tokens_per_minute=60), ApiKey(secret="b"))
     kept, dropped = accounts
     kept.reserve(50)
     accounts.apply([ApiKey(secret="a", tokens_per_minute=600, name="first"), ApiKey(secret="c", tokens_per_day=5)])
     names = [account.name for account in accounts]
-    assert names == ["first", key_digest("c").hex()[:12]]
+    assert names == ["first", "key-3"]
     assert accounts.of(key_digest("a")) is kept
-    assert accounts.of(key_digest("b")) is None and dropped.name not in names
+    assert dropped.name == "key-2"
     assert headers(kept)["remaining-tokens"] == "10"
     assert headers(kept)["limit-tokens"] == "600"
+    accounts.apply([ApiKey(secret="a")])
+    assert kept.name == "key-1"

@@ -122,7 +122,14 @@ async def _compute(
     context = RequestContext.of(request.scope)
     context.operation = "embeddings"
     options = replace(options, **less_waited(timeouts_of(options), context.waited_s))
-    rows = await call_engine(service, request, lambda: service.engine().embed(ids, pooling, options))
+    context.reserve(num_tokens)
+
+    def submit() -> Future[list[Any]]:
+        future = service.engine().embed(ids, pooling, options)
+        context.num_parts += 1  # not if it was refused, which costs nothing
+        return future
+
+    rows = await call_engine(service, request, submit)
     context.finished.append((FinishReason.STOP, Usage(prompt_tokens=num_tokens)))
     return rows, num_tokens
 

@@ -110,7 +110,7 @@ class KeyLimits(HttpMiddleware):
             await error_response(refused.api_error, scope, _CLOSE)(scope, receive, send_with_limits)
             return
         account.num_in_flight += 1
-        account.usage.requests += 1
+        self._accounts.save_soon()
         try:
             await self._app(scope, receive, send_with_limits)
         finally:

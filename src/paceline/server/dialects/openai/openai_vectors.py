@@ -301,8 +301,9 @@ async def _choice_scores(
     max_open = min(
         engine.config.num_slots, engine.most_requests(options.get("tenant", ""))
     )  # other requests find room in the queue
+    context.reserve(call.num_tokens)
+    context.num_parts += 1
     scores = await until_left(service, request, call.result_of_all(max_open))
-    num_shared = call.num_shared
-    num_tokens = num_shared + sum(len(score.token_ids) for score in scores)
-    context.finished.append((FinishReason.STOP, Usage(prompt_tokens=num_tokens)))
-    return scores, num_shared
+    num_cached = max(0, call.num_tokens - call.num_computed)
+    context.finished.append((FinishReason.STOP, Usage(prompt_tokens=call.num_tokens, cached_tokens=num_cached)))
+    return scores, call.num_shared
