@@ -84,7 +84,7 @@ class KeyAccount:
     @property
     def name(self) -> str:
         """The key's name, else its number."""
-        return self.key.name or f"key-{self._number}"
+        return self.key.shown_name(self._number)
 
     def _today(self) -> int:
         return int(self._wall() // _DAY_S)
@@ -231,6 +231,7 @@ class KeyAccounts:
         self._stored = self._read()  # by digest, of keys without an account
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Future[None] | None = None
+        self._is_changed = False  # since the last record that was written
         self.apply(settings.api_keys)
 
     def apply(self, keys: Iterable[ApiKey]) -> None:
@@ -276,21 +277,26 @@ class KeyAccounts:
 
     def save_soon(self) -> None:
         """Write the file in a thread within ten seconds, and again while requests are in flight."""
-        if self._path is not None and self._timer is None:
+        self._is_changed = True
+        if self._path is not None and self._timer is None and self._writing is None:
             self._timer = asyncio.get_running_loop().call_later(_SAVE_INTERVAL_S, self._save)
 
     def _save(self) -> None:
-        self._timer = None
+        self._timer, self._is_changed = None, False
         self._writing = asyncio.get_running_loop().run_in_executor(None, self._write, self._record())
-        if any(account.num_in_flight for account in self._accounts.values()):
+        self._writing.add_done_callback(self._end_writing)
+
+    def _end_writing(self, _: object) -> None:
+        self._writing = None
+        if self._is_changed or any(account.num_in_flight for account in self._accounts.values()):
             self.save_soon()
 
     async def aclose(self) -> None:
         """Write the file, after the last request."""
-        if self._timer is not None:
-            self._timer.cancel()
         if self._writing is not None:
             await self._writing
+        if self._timer is not None:
+            self._timer.cancel()
         await asyncio.to_thread(self._write, self._record())
 
     def _record(self) -> _DayFile:

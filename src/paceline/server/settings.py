@@ -32,6 +32,10 @@ class ApiKey:
     max_requests: int | None = None
     tokens_per_day: int | None = None
 
+    def shown_name(self, number: int) -> str:
+        """Return the name for usage and metrics. number: of the key, from 1."""
+        return self.name or f"key-{number}"
+
 
 def has_tenants(keys: Iterable[ApiKey]) -> bool:
     """Return whether API keys belong to several tenants; keys without a tenant count as one."""

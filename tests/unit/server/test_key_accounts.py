@@ -246,8 +246,8 @@ def test_the_file_is_written_while_a_request_is_in_flight_and_after_it(tmp_path:
         return found
 
     async def writing(accounts: KeyAccounts) -> None:
-        assert accounts._writing is not None
-        await accounts._writing
+        if accounts._writing is not None:
+            await accounts._writing
 
     assert virtual_time.run(stored()) == [5, 10, 15]
 

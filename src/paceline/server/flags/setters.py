@@ -6,7 +6,9 @@ Single values are checked by `EngineConfig` and `SamplingParams`. Any thread.
 
 from __future__ import annotations
 
+import re
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -336,7 +338,7 @@ def api_key_file(draft: Draft, value: Path, label: str) -> None:
 
 def tenant_key_file(draft: Draft, value: Path, label: str) -> None:
     """Add the keys of a file: TENANT:KEY a line, lines that begin with # are comments; of NAME.toml a table for each key."""
-    if value.suffix == ".toml":
+    if value.suffix.lower() == ".toml":
         _add_keys(draft, _some(_keys_of_toml(draft.text_of(value, label), label, value), label, value), label)
         return
     found = []
@@ -348,16 +350,19 @@ def tenant_key_file(draft: Draft, value: Path, label: str) -> None:
     _add_keys(draft, _some(found, label, value), label)
 
 
+_Limit = Annotated[int, Meta(ge=1, le=10**15)]
+
+
 class _KeyTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A table of a key file; as `ApiKey`."""
+    """A table of a key file, with the fields of `ApiKey`."""
 
     key: str
     tenant: str = ""
     name: str = ""
     weight: Annotated[float, Meta(ge=MIN_WEIGHT, le=MAX_WEIGHT)] = 1.0
-    tokens_per_minute: Annotated[int, Meta(ge=1)] | None = None
-    max_requests: Annotated[int, Meta(ge=1)] | None = None
-    tokens_per_day: Annotated[int, Meta(ge=1)] | None = None
+    tokens_per_minute: _Limit | None = None
+    max_requests: _Limit | None = None
+    tokens_per_day: _Limit | None = None
 
 
 class _KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -366,13 +371,28 @@ class _KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def _keys_of_toml(text: str, label: str, path: Path) -> list[ApiKey]:
     try:
-        tables = msgspec.convert(tomllib.loads(text.removeprefix("\ufeff")), _KeyFile).keys
-    except tomllib.TOMLDecodeError:  # its message may quote a key
+        content = tomllib.loads(text.removeprefix("\ufeff"))
+    except (ValueError, RecursionError):  # the message may quote a key
         raise InvalidParams(f"{label}: {on_one_line(path)} is not valid TOML") from None
+    try:
+        tables = msgspec.convert(content, _KeyFile).keys
     except msgspec.ValidationError as error:
-        raise InvalidParams(f"{label}: {on_one_line(path)}: {error}") from None
+        raise InvalidParams(f"{label}: {on_one_line(path)}: {_problem_of_key(str(error), content)}") from None
     fields = [msgspec.structs.asdict(table) for table in tables]
-    return [ApiKey(secret=table.pop("key").strip(), **table) for table in fields]
+    return [ApiKey(secret=table.pop("key").strip(), tenant=table.pop("tenant").strip(), **table) for table in fields]
+
+
+_AT_KEY: Final = re.compile(r"(.*) - at `\$\.keys\[(\d+)\](?:\.(\w+))?`", re.DOTALL)
+
+
+def _problem_of_key(problem: str, content: Mapping[str, Any]) -> str:
+    """Return an error of msgspec with the number of the key, the field and its value, and with the fields that there are."""
+    if found := _AT_KEY.fullmatch(problem):
+        text, index, field = found.groups()
+        value = f": {field} = {content['keys'][int(index)][field]!r:.80}" if field not in (None, "key") else ""
+        problem = f"key {int(index) + 1}{value}: {text}"
+    names = ", ".join(_KeyTable.__struct_fields__)
+    return f"{problem}; give each key a table [[keys]] with {names}, of which key alone is required"
 
 
 def _lines(text: str) -> list[str]:
@@ -395,11 +415,15 @@ def _add_keys(draft: Draft, keys: Sequence[ApiKey], label: str) -> None:
             raise InvalidParams(f"{label}: key {number} is empty; give it characters, or leave it out")
         if not key.secret.isascii() or not key.secret.isprintable():
             raise InvalidParams(f"{label}: a key has characters that no HTTP header carries; use plain ASCII")
+        if not (key.tenant + key.name).isprintable():
+            raise InvalidParams(f"{label}: tenant or name of key {number} has characters that cannot be printed")
         other = known.setdefault(key.secret, key)
         if other.tenant != key.tenant:
             raise InvalidParams(f"{label}: a key belongs to two tenants, {other.tenant!r} and {key.tenant!r}")
         if other != key:
-            raise InvalidParams(f"{label}: a key of tenant {key.tenant!r} is given twice, with different limits")
+            raise InvalidParams(
+                f"{label}: a key of tenant {key.tenant!r} is given twice, with different names or limits"
+            )
     weights = {key.tenant: key.weight for key in known.values()}
     for key in known.values():
         if key.weight != weights[key.tenant]:
@@ -407,6 +431,10 @@ def _add_keys(draft: Draft, keys: Sequence[ApiKey], label: str) -> None:
                 f"{label}: keys of tenant {key.tenant!r} have different weights; a tenant has one weight"
             )
     merged = tuple(known.values())
+    shown = Counter(key.shown_name(number) for number, key in enumerate(merged, start=1))
+    for name, num in shown.items():
+        if num > 1:
+            raise InvalidParams(f"{label}: {num} keys have the name {name!r}; give each a name of its own")
     draft.put("server.api_keys", merged, label)
 
 

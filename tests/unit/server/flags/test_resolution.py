@@ -565,8 +565,8 @@ key = "two"
 
 
 def test_a_toml_file_has_limits_and_weights_of_keys() -> None:
-    """A key without a tenant is the operator's."""
-    found = resolved("--tenant-key-file", "t.toml", files={"t.toml": LIMITED})
+    """A key without a tenant is the operator's. The ending of the file's name may be in capital letters."""
+    found = resolved("--tenant-key-file", "t.TOML", files={"t.TOML": LIMITED})
     assert found.settings.api_keys == (
         ApiKey(
             secret="one",
@@ -588,9 +588,16 @@ def test_a_toml_file_has_limits_and_weights_of_keys() -> None:
         ("[[keys]]\ntenant = 'a'", "missing required field `key`"),
         ("[[keys]]\nkey = 'hidden'\n[[keys]]\nkey = ''", "key 2 is empty"),
         ('[[keys]]\nkey = " \\t "', "key 1 is empty"),
-        ("[[keys]]\nkey = 'hidden'\nweight = 0", "weight"),
-        ("[[keys]]\nkey = 'hidden'\ntokens = 1", "unknown field `tokens`"),
-        ("[[keys]]\nkey = 'hidden'\nmax_requests = 0", "max_requests"),
+        ("[[keys]]\nkey = 'hidden'\nweight = 0", "key 1: weight = 0: Expected"),
+        ("[[keys]]\nkey = 'hidden'\ntokens = 1", "key 1: Object contains unknown field `tokens`; give each key"),
+        ("[[keys]]\nkey = 'hidden'\nmax_requests = 0", "key 1: max_requests = 0: Expected `int` >= 1"),
+        ("[[keys]]\nkey = 'hidden'\nmax_requests = 1" + "0" * 400, "max_requests = 1000"),
+        ("[[keys]]\nkey = 'hidden'\nmax_requests = 1" + "0" * 5000, "is not valid TOML"),
+        ("[[keys]]\nkey = ['hidden']", "key 1: Expected `str`"),
+        ('[[keys]]\nkey = "hidden"\nname = "a\\nb"', "tenant or name of key 1 has characters"),
+        ("[[keys]]\nkey = 'hidden'\nname = 'a'\n[[keys]]\nkey = 'x'\nname = 'a'", "2 keys have the name 'a'"),
+        ("[[keys]]\nkey = 'hidden'\nname = 'key-2'\n[[keys]]\nkey = 'x'", "2 keys have the name 'key-2'"),
+        ("[[keys]]\nkey = 'hidden'\n[[keys]]\nkey = 'hidden'\nname = 'x'", "with different names or limits"),
         ("[[keys]]\nkey = 'hidden'\n[[keys]]\nkey = 'hidden'\nmax_requests = 1", "given twice"),
         ("[[keys]]\nkey = 'hidden'\ntenant = 'a'\n[[keys]]\nkey = 'x'\ntenant = 'a'\nweight = 2", "one weight"),
         ("", "has no key"),
