@@ -49,6 +49,9 @@ REQUESTS: list[Any] = [
     {"prompt": ["a", "b"]},
     {"messages": [HELLO, HELLO]},
     {"custom_id": 5, "prompt": "a"},
+    None,
+    {"prompt": "a", 1: 2},
+    {"prompt": "a", "self": 1},
 ]
 
 
@@ -57,15 +60,15 @@ def test_each_request_has_a_result_or_an_error(llm: LLM, is_async: bool) -> None
     """Of its kind, with its id; a request with an error holds up no other."""
     results = run_async(REQUESTS) if is_async else in_order(llm.batch(REQUESTS))
     assert [result.index for result in results] == list(range(len(REQUESTS)))
-    assert [result.custom_id for result in results] == ["text", "chat", None, None, None, "neither", *[None] * 4]
+    assert [result.custom_id for result in results] == ["text", "chat", None, None, None, "neither", *[None] * 7]
     assert [type(result.reply) for result in results] == [
         Completion,
         ChatReply,
         Completion,
         Completion,
-        *[type(None)] * 6,
+        *[type(None)] * 9,
     ]
-    errors = [PromptTooLong, InvalidParams, InvalidParams, InvalidType, InvalidType, InvalidType]
+    errors = [PromptTooLong, InvalidParams, InvalidParams, *[InvalidType] * 6]
     assert [type(result.error) for result in results] == [*[type(None)] * 4, *errors]
     expected = llm.generate("Once upon a time", max_tokens=3, temperature=0.0)
     text = results[0].unless_failed()

@@ -95,6 +95,9 @@ def parse_request(request: BatchRequest) -> GivenRequest:
     """Return a request with its parts apart. Raises `InvalidParams` and `InvalidType`."""
     if not isinstance(request, Mapping):
         return GivenRequest(request, {}, is_chat=False)
+    names: Iterable[object] = request
+    if wrong := [name for name in names if not isinstance(name, str) or name == "self"]:
+        raise InvalidType(f"the keys of a request are names of options, not {wrong[0]!r:.80}")
     options = dict(request)
     custom_id = options.pop("custom_id", None)
     if custom_id is not None and not isinstance(custom_id, str):
@@ -191,7 +194,7 @@ async def run_requests_async(
 
     waiting, most = _each(requests), _most_open(engine)
     running: set[asyncio.Task[BatchResult]] = set()
-    reading: asyncio.Task[BatchRequest | None] | None = None  # ends while requests run
+    reading: asyncio.Task[tuple[BatchRequest, ...]] | None = None  # ends while requests run
     index, is_empty = 0, False
     try:
         while True:
@@ -202,9 +205,9 @@ async def run_requests_async(
                 return
             ended, _ = await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
             if reading is not None and reading.done():
-                request = reading.result()
-                reading, is_empty = None, request is None
-                if request is not None:
+                found = reading.result()
+                reading, is_empty = None, not found
+                for request in found:
                     running.add(asyncio.create_task(run(index, request)))
                     index += 1
             for task in ended & running:
@@ -215,8 +218,12 @@ async def run_requests_async(
             task.cancel()
 
 
-async def _next(requests: AsyncIterator[BatchRequest]) -> BatchRequest | None:
-    return await anext(requests, None)
+async def _next(requests: AsyncIterator[BatchRequest]) -> tuple[BatchRequest, ...]:
+    """Return the next request, or nothing at the end: a request may be None, which is an error of its own."""
+    try:
+        return (await anext(requests),)
+    except StopAsyncIteration:
+        return ()
 
 
 def _checked(requests: Iterable[BatchRequest]) -> Iterable[BatchRequest]:

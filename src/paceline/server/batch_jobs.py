@@ -61,6 +61,7 @@ MAX_OPEN: Final = 100
 
 _MAX_ERRORS: Final = 100  # that are listed
 _MAX_RETRIES: Final = 8640  # about a day, in steps of at most ten seconds
+_MAX_BREAKS: Final = 3  # each may have computed for long
 _RETRY_S: Final = 10.0
 _SWEEP_S: Final = 3600.0
 _DEFAULT_SLOTS: Final = 8
@@ -199,7 +200,7 @@ class BatchJobs:
 
     async def _run_lines(self, store: BatchStore, batch: StoredBatch, owner: BatchOwner) -> None:
         async with self._client(owner) as client:
-            sender = BatchSender(client, _MAX_RETRIES, max_wait_s=_RETRY_S, room=self._room)
+            sender = BatchSender(client, _MAX_RETRIES, max_wait_s=_RETRY_S, room=self._room, max_breaks=_MAX_BREAKS)
 
             async def send(line: BatchLine) -> BatchEntry:
                 return await sender(_without_priority(line))

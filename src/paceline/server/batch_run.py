@@ -121,6 +121,14 @@ class _WithUsage(msgspec.Struct):
     usage: _Usage | None = None
 
 
+class _ErrorBody(msgspec.Struct):
+    code: str | None = None
+
+
+class _WithError(msgspec.Struct):
+    error: _ErrorBody
+
+
 class _Written(msgspec.Struct):
     """The members of an entry of an earlier run that say which line it is of."""
 
@@ -133,6 +141,7 @@ class _Written(msgspec.Struct):
 _decode_line = msgspec.json.Decoder(BatchLine).decode
 _decode_head = msgspec.json.Decoder(_Head).decode
 _decode_usage = msgspec.json.Decoder(_WithUsage).decode
+_decode_error = msgspec.json.Decoder(_WithError).decode
 _decode_written = msgspec.json.Decoder(_Written).decode
 _encode = msgspec.json.Encoder().encode
 
@@ -436,7 +445,8 @@ class BatchSender:
     """Sends lines over an HTTP client, which may call an application in this process.
 
     A response with status 429, 502, 503 or 504, and a connection that fails, are tried again after Retry-After, or after a time
-    that doubles.
+    that doubles; a request that ran out of its own time is not. After the last retry the line is an error if other lines had
+    responses meanwhile. With 429 it is then tried on: the server has a limit, and serves.
 
     Args:
         client: Its base URL is the server's.
@@ -444,6 +454,8 @@ class BatchSender:
         backoff_s: Seconds before the second attempt.
         max_wait_s: Most seconds between two attempts.
         room: Held during each attempt.
+        max_breaks: Attempts that may end with 502, 504 or without a response; after one more the line is an error, whatever
+            other lines do. None: no such limit.
     """
 
     def __init__(
@@ -454,35 +466,69 @@ class BatchSender:
         *,
         max_wait_s: float = _LONGEST_WAIT_S,
         room: AbstractAsyncContextManager[Any] | None = None,
+        max_breaks: int | None = None,
     ) -> None:
         self._client, self._max_retries, self._backoff_s, self._max_wait_s = client, max_retries, backoff_s, max_wait_s
         self._room: AbstractAsyncContextManager[Any] = nullcontext() if room is None else room
+        self._max_breaks = max_breaks
+        self._num_served = 0
 
     async def __call__(self, line: BatchLine) -> BatchEntry:
         """Send a line; return its result or error. Raises `EngineError` if the server cannot be reached or serves nothing."""
-        for attempt in range(self._max_retries):
+        num_served, num_left, num_breaks, backoff_s = self._num_served, self._max_retries, 0, self._backoff_s
+        while True:
             outcome = await self._attempt(line)
-            wait_s = min(self._backoff_s * 2 ** min(attempt, 20), self._max_wait_s) * random.uniform(0.5, 1.0)  # noqa: S311
             if isinstance(outcome, httpx.Response):
-                if outcome.status_code not in _RETRIED:
+                if outcome.status_code not in _RETRIED or _is_deadline(outcome):
+                    self._num_served += 1
                     return _entry_of(line, outcome)
-                retry_after = outcome.headers.get("retry-after", "")
-                wait_s = min(float(retry_after), self._max_wait_s) if retry_after.isdecimal() else wait_s
-            await asyncio.sleep(wait_s)
-        outcome = await self._attempt(line)
-        if isinstance(outcome, httpx.TransportError):
+            elif not isinstance(outcome, httpx.TransportError):  # such as a body that cannot be decompressed
+                return _without_response(line, "invalid_response", outcome)
+            status = outcome.status_code if isinstance(outcome, httpx.Response) else None
+            num_breaks += status not in (429, 503)
+            is_broken = self._max_breaks is not None and num_breaks > self._max_breaks
+            if num_left == 0 and status == 429 and self._num_served > num_served:
+                num_served, num_left = self._num_served, self._max_retries + 1
+            if num_left == 0 or is_broken:
+                break
+            num_left -= 1
+            await asyncio.sleep(self._wait_s(outcome, backoff_s))
+            backoff_s = min(2 * backoff_s, self._max_wait_s)
+        if not is_broken and self._num_served == num_served:
+            if isinstance(outcome, httpx.Response):
+                raise EngineError(f"the server replied with status {outcome.status_code}: {outcome.text[:400]}")
             raise EngineError(f"the server at {self._client.base_url} cannot be reached: {outcome!r:.200}")
-        if outcome.status_code == httpx.codes.SERVICE_UNAVAILABLE:
-            raise EngineError(f"the server replied with status 503: {outcome.text[:400]}")
-        return _entry_of(line, outcome)
+        if isinstance(outcome, httpx.Response):
+            return _entry_of(line, outcome)
+        return _without_response(line, "connection_failed", outcome)
 
-    async def _attempt(self, line: BatchLine) -> httpx.Response | httpx.TransportError:
+    def _wait_s(self, outcome: httpx.Response | httpx.RequestError, backoff_s: float) -> float:
+        if isinstance(outcome, httpx.Response):
+            retry_after = outcome.headers.get("retry-after", "")
+            if retry_after.isdecimal():
+                return min(float(retry_after), self._max_wait_s)
+        return min(backoff_s, self._max_wait_s) * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+
+    async def _attempt(self, line: BatchLine) -> httpx.Response | httpx.RequestError:
         try:
             headers = {"content-type": "application/json"}
             async with self._room:
                 return await self._client.post(line.url, content=bytes(line.body), headers=headers)
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             return error
+
+
+def _is_deadline(response: httpx.Response) -> bool:
+    """Return whether a request ran out of the time that it has, and not a proxy's: once more it would compute as long."""
+    try:
+        code = _decode_error(response.content).error.code
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return response.status_code == httpx.codes.GATEWAY_TIMEOUT and code in ("deadline", "deadline_exceeded")
+
+
+def _without_response(line: BatchLine, code: str, error: httpx.RequestError) -> BatchEntry:
+    return BatchEntry(new_id(), line.custom_id, None, BatchFailure(code, f"{error!r:.400}"))
 
 
 def _entry_of(line: BatchLine, response: httpx.Response) -> BatchEntry:
@@ -492,7 +538,7 @@ def _entry_of(line: BatchLine, response: httpx.Response) -> BatchEntry:
             body = _encode(msgspec.json.decode(body))  # an entry is one line
         else:
             msgspec.json.decode(body, type=msgspec.Raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         body = _encode(response.text)
     request_id = response.headers.get("x-request-id", "")
     return BatchEntry(

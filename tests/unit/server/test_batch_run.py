@@ -369,16 +369,104 @@ def test_a_request_is_sent_again_if_the_server_cannot_take_it_now(batch: Batch, 
     assert len(batch.sent) == 3
 
 
-def test_a_request_that_stays_refused_is_an_error(batch: Batch) -> None:
-    """After the last retry."""
+@pytest.mark.parametrize("status", [502, 503, 504, None])
+def test_a_request_that_fails_alone_is_an_error(batch: Batch, status: int | None) -> None:
+    """After its last retry, if other lines had responses meanwhile: it would end every run."""
+    batch.has([request("0", "0"), *(request(str(number)) for number in range(1, 10))])
+    usual = batch.answer
+
+    def answer(sent: httpx.Request) -> httpx.Response:
+        if json.loads(sent.content)["prompt"] != "0":
+            return usual(sent)
+        if status is None:
+            raise httpx.RemoteProtocolError("gone")
+        return httpx.Response(status)
+
+    batch.answer = answer
+    assert batch.run(max_retries=2) == (10, 1)
+    assert batch.prompts.count("0") == 3
+    (entry,) = batch.failed()
+    if status is None:
+        assert (entry["response"], entry["error"]["code"]) == (None, "connection_failed")
+    else:
+        assert entry["response"]["status_code"] == status
+
+
+def test_a_limit_that_leaves_room_is_waited_for(batch: Batch) -> None:
+    """For longer than the retries, as long as other lines have responses."""
+    num_refused = 0
+
+    async def answer(sent: httpx.Request) -> httpx.Response:
+        nonlocal num_refused
+        if b"refused" not in sent.content or num_refused == 9:
+            return httpx.Response(200)
+        num_refused += 1
+        await sender(other)
+        return httpx.Response(429)
+
+    async def main() -> BatchEntry:
+        nonlocal sender
+        async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://server") as client:
+            sender = BatchSender(client, 1, backoff_s=0.0)
+            return await sender(refused)
+
+    sender: BatchSender
+    batch.has([request("a", "other"), request("b", "refused")])
+    with batch.files() as files:
+        other, refused = files.next_window()[0]
+    assert (asyncio.run(main()).succeeded, num_refused) == (True, 9)
+
+
+@pytest.mark.parametrize("code", ["deadline", "deadline_exceeded", "other"])
+def test_a_request_that_ran_out_of_time_is_an_error_at_once(batch: Batch, code: str) -> None:
+    """It would compute as long again. The 504 of a proxy has another code, or none."""
     batch.has([request("one")])
-    batch.answer = lambda _: httpx.Response(429)
-    assert batch.run(max_retries=2) == (1, 1)
-    assert len(batch.sent) == 3
-    assert batch.failed()[0]["response"]["status_code"] == 429
+    usual = batch.answer
+    late = httpx.Response(504, json={"error": {"code": code}}, headers={"retry-after": "0"})
+    batch.answer = lambda sent: late if len(batch.sent) == 1 else usual(sent)
+    assert batch.run() == ((1, 0) if code == "other" else (1, 1))
+    assert len(batch.sent) == (2 if code == "other" else 1)
 
 
-@pytest.mark.parametrize("status", [503, None])
+def test_breaks_of_a_line_are_limited(batch: Batch) -> None:
+    """An application in this process cannot be away: a line that breaks is at fault, also alone."""
+    sent: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        sent.append(request)
+        return httpx.Response(503 if len(sent) < 4 else 502)
+
+    async def main() -> BatchEntry:
+        transport = httpx.MockTransport(answer)
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+            return await BatchSender(client, 100, backoff_s=0.0, max_breaks=2)(line)
+
+    batch.has([request("one")])
+    with batch.files() as files:
+        (line,) = files.next_window()[0]
+    entry = asyncio.run(main())
+    assert (len(sent), entry.response and entry.response.status_code) == (6, 502)
+
+
+def test_a_response_that_cannot_be_read_is_an_error(batch: Batch) -> None:
+    """Of an unknown compression, or nested too deep; the run goes on."""
+    deep = "[" * 100_000 + "]" * 100_000
+    batch.has([request("gzip", "gzip"), request("deep", "deep"), request("good")])
+    pages: dict[str, Callable[[], httpx.Response]] = {
+        "gzip": lambda: httpx.Response(
+            200, stream=httpx.ByteStream(b"no gzip at all"), headers={"content-encoding": "gzip"}
+        ),
+        "deep": lambda: httpx.Response(400, text=deep),
+    }
+    usual = batch.answer
+    batch.answer = lambda sent: pages.get(json.loads(sent.content)["prompt"], lambda: usual(sent))()
+    assert batch.run() == (3, 2)
+    entries = {entry["custom_id"]: entry for entry in batch.failed()}
+    assert entries["gzip"]["error"]["code"] == "invalid_response"
+    assert entries["deep"]["response"]["body"] == deep
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 504, None])
 def test_a_server_that_stays_away_ends_the_run_and_no_line(batch: Batch, status: int | None) -> None:
     """A later run has all lines to do."""
     batch.has([request("one"), request("two")])
@@ -390,7 +478,7 @@ def test_a_server_that_stays_away_ends_the_run_and_no_line(batch: Batch, status:
         return httpx.Response(status)
 
     batch.answer = answer
-    with pytest.raises(EngineError, match="cannot be reached" if status is None else "status 503"):
+    with pytest.raises(EngineError, match="cannot be reached" if status is None else f"status {status}"):
         batch.run(max_retries=1)
     assert batch.failed() == batch.done() == []
     batch.answer = usual
