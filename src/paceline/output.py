@@ -426,14 +426,16 @@ class RepetitionDetector:
     """Finds the moment from which a choice only repeats itself: its last tokens are one n-gram, at least four times in a row.
 
     The last `num_tokens` tokens also occur `p` tokens earlier, with `p` at most a third of them. Token ids are compared as bytes,
-    since `bytearray.find` takes a microsecond for hundreds of tokens, and only at every eighth token.
+    since `bytearray.find` takes a microsecond for hundreds of tokens, and only at every eighth token. A smaller `num_tokens` than 3
+    counts as 3.
     """
 
     __slots__ = ("_ids", "_most_bytes", "_num_bytes", "_num_taken")
 
     def __init__(self, num_tokens: int) -> None:
+        num_tokens = max(3, num_tokens)
         self._num_bytes = _ID_BYTES * num_tokens
-        self._most_bytes = self._num_bytes + _ID_BYTES * max(1, num_tokens // 3)
+        self._most_bytes = self._num_bytes + _ID_BYTES * (num_tokens // 3)
         self._ids = bytearray()
         self._num_taken = 0
 
@@ -510,7 +512,8 @@ class OutputProcessor:
                 self._logprobs.append(self._vocabulary.with_texts(token_id, logprobs))
         elif self._push(token_id, logprobs):
             return FinishReason.STOP
-        if self._repetition is not None and self._repetition.is_repeating(token_id):
+        is_loop = self._repetition is not None and self._repetition.is_repeating(token_id)
+        if is_loop and self.num_generated >= self._min_tokens:
             return FinishReason.REPETITION
         return FinishReason.LENGTH if self.num_generated >= self._max_tokens else None
 

@@ -205,7 +205,7 @@ class SamplingParams:
         stop_token_ids: Token ids that end generation.
         ignore_eos: Whether generation goes on after the model's end-of-generation token.
         max_repetition: End a choice whose last tokens, that many of them, are the same n-gram at least four times in a row; 0
-            is off. Every eighth token is checked.
+            is off, and 1 and 2 count as 3. Every eighth token is checked, from min_tokens on.
         n: Number of choices for the prompt.
         temperature: Randomness of the draw; 0 takes the likeliest token after biases, penalties and masks.
         dynatemp_range: Most by which the temperature goes up or down with the entropy of the distribution; 0 is off.

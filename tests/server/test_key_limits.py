@@ -25,6 +25,7 @@ KEYS = (
     ApiKey(secret="op"),
 )
 PROMPT = [1] * 20
+COUNTED = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 
 
 class Clock:
@@ -135,6 +136,8 @@ def test_the_budget_of_a_day(server: RunningServer) -> None:
     (entry,) = usage(server, "day").values()
     assert entry["tokens_today"] == 23
     assert (entry["tenant"], entry["limits"]["weight"]) == ("b", 3)
+    assert post(server, "day", "/tokenize", {"content": "hello"}).status_code == 200
+    assert post(server, "day", "/v1/messages/count_tokens", COUNTED).status_code == 200
     models = httpx.get(f"{server.url}/v1/models", headers={"authorization": "Bearer day"}, timeout=60)
     assert models.status_code == 200
 

@@ -68,6 +68,7 @@ class RouteFacts:
             server. "named": the same, but a request with ?model= goes to the model's own route of the same path.
         loads_model: Whether a request loads its model. ?autoload= overrides this.
         is_counted: Whether a request counts as in flight, so that a server that drains waits for it.
+        is_limited: Whether the limits of API keys hold for a POST request with a model; they do not if it computes nothing.
         while_draining: Whether a POST request is accepted while the server drains.
         takes_forms: Whether the body may be multipart/form-data; other bodies are read as JSON.
         early: The format of its stream if that may begin before the model is loaded.
@@ -79,6 +80,7 @@ class RouteFacts:
     model: Literal["required", "named", "none"] = "none"
     loads_model: bool = True
     is_counted: bool = True
+    is_limited: bool = True
     while_draining: bool = False
     takes_forms: bool = False
     early: EarlyStream | None = None

@@ -21,7 +21,8 @@ def first_end(tokens: list[int], num_tokens: int) -> int | None:
 
 def is_loop(tokens: list[int], num_tokens: int) -> bool:
     """As the detector's definition says, by comparing token by token."""
-    for period in range(1, max(1, num_tokens // 3) + 1):
+    num_tokens = max(3, num_tokens)
+    for period in range(1, num_tokens // 3 + 1):
         if len(tokens) >= num_tokens + period and tokens[-num_tokens:] == tokens[-num_tokens - period : -period]:
             return True
     return False
@@ -69,6 +70,21 @@ def test_a_choice_ends_with_its_reason_and_all_of_its_text() -> None:
     assert len(ended.token_ids()) == 32
     assert (off.reason(), len(off.token_ids())) == (FinishReason.LENGTH, 180)
     assert short.reason() is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 3])
+def test_two_or_three_equal_tokens_are_no_loop(num_tokens: int) -> None:
+    """An n-gram comes at least four times, however small the number is."""
+    assert first_end([5, 6, 7, 8, 9, 11, 11, 11], num_tokens) is None
+    assert first_end([5, 6, 7, 8, 11, 11, 11, 11], num_tokens) == 8
+
+
+def test_a_loop_ends_no_choice_before_its_least_number_of_tokens() -> None:
+    """The choice ends at the first check after that."""
+    world = World(num_cells=2000, limits={"max_positions": 500})
+    outcome = world.submit("abc", script=[97, 98, 99] * 60, max_tokens=180, min_tokens=100, max_repetition=24)
+    world.run()
+    assert (outcome.reason(), len(outcome.token_ids())) == (FinishReason.REPETITION, 104)
 
 
 def test_a_loop_is_found_after_a_preemption() -> None:

@@ -85,7 +85,7 @@ class RequestLimit(HttpMiddleware):
 class KeyLimits(HttpMiddleware):
     """Hold requests for a model to the limits of their API key (429), tell clients the limits, and count the usage.
 
-    Limited are POST requests of routes that need a model. A refused request costs nothing.
+    POST requests of routes that compute with a model are limited. A refused request costs nothing.
     """
 
     def __init__(self, app: ASGIApp, service: Server) -> None:
@@ -95,7 +95,8 @@ class KeyLimits(HttpMiddleware):
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         context, facts = RequestContext.of(scope), facts_of(scope)
         account = context.account
-        if account is None or scope["method"] != "POST" or facts is None or facts.model != "required":
+        is_limited = scope["method"] == "POST" and facts is not None and facts.model == "required" and facts.is_limited
+        if account is None or not is_limited:
             await self._app(scope, receive, send)
             return
 

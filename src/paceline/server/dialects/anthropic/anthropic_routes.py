@@ -510,7 +510,9 @@ async def _parse(body: MessageBody, request: Request) -> ChatGeneration:
     return generation
 
 
-@ROUTES.post("/v1/messages/count_tokens", summary="Count a conversation's tokens", responses=ANTHROPIC_ERRORS)
+@ROUTES.post(
+    "/v1/messages/count_tokens", summary="Count a conversation's tokens", is_limited=False, responses=ANTHROPIC_ERRORS
+)
 async def count_tokens(body: TokenCountBody, request: Request) -> Response:
     """Count the tokens of a conversation's prompt, with its tools, and generate nothing."""
     service = Service.of(request.scope)

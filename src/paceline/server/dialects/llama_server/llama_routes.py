@@ -85,7 +85,7 @@ async def adapters(request: Request) -> list[dict[str, Any]]:
     ]
 
 
-@ROUTES.post("/lora-adapters", summary="Set the adapters' scales", operator=True)
+@ROUTES.post("/lora-adapters", summary="Set the adapters' scales", is_limited=False, operator=True)
 async def set_adapters(
     body: Annotated[list[LoraScale], Field(max_length=_MAX_ADAPTER_ENTRIES)], request: Request
 ) -> dict[str, Any]:
@@ -161,7 +161,7 @@ def _chat_facts(service: Service) -> dict[str, Any]:
     return {"chat_template": chat_format.source, "chat_template_caps": dict(chat_format.capabilities)}
 
 
-@ROUTES.post("/tokenize", summary="Text to token ids")
+@ROUTES.post("/tokenize", summary="Text to token ids", is_limited=False)
 async def tokenize(body: TokenizeBody, request: Request) -> Response:
     """Return `tokens`: ids, or objects of `id` and `piece`; a piece that is no UTF-8 is a list of bytes.
 
@@ -181,7 +181,7 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
     return Response(content, media_type="application/json")
 
 
-@ROUTES.post("/detokenize", summary="Token ids to text")
+@ROUTES.post("/detokenize", summary="Token ids to text", is_limited=False)
 async def detokenize(body: DetokenizeBody, request: Request) -> Response:
     """Return `content`: the text, control tokens included; and the same as `prompt`, the name that vLLM has for it."""
     service = Service.of(request.scope)
@@ -202,7 +202,7 @@ async def tokenizer_info(request: Request) -> Response:
     return json_response(await asyncio.to_thread(_tokenizer_info, service))
 
 
-@ROUTES.post("/apply-template", summary="Messages to the text of a prompt")
+@ROUTES.post("/apply-template", summary="Messages to the text of a prompt", is_limited=False)
 async def apply_template(body: TemplateBody, request: Request) -> Response:
     """Return `prompt`: the text that the chat template renders, with the media marker for each image."""
     service = Service.of(request.scope)

@@ -167,7 +167,7 @@ async def slots(request: Request, fail_on_no_slot: str = "") -> Response:
     )
 
 
-@ROUTES.post("/slots/{id_slot}", summary="Save, restore or erase what a slot holds")
+@ROUTES.post("/slots/{id_slot}", summary="Save, restore or erase what a slot holds", is_limited=False)
 async def act(id_slot: str, request: Request, action: str = "", body: SlotBody | None = None) -> Response:
     """Save, restore or erase a slot, by `action`; the first two need `filename`, a name without folders."""
     service = Service.of(request.scope)

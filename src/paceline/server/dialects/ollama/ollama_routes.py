@@ -150,7 +150,7 @@ async def version() -> Response:
     return json_response({"version": FOLLOWED_VERSION, "paceline": __version__})
 
 
-@MODEL_ROUTES.post("/api/show", summary="Describe the model")
+@MODEL_ROUTES.post("/api/show", summary="Describe the model", is_limited=False)
 async def show(body: OllamaModelBody, request: Request) -> Response:
     """Describe the model under one of its names; 404 for any other."""
     service = Service.of(request.scope)
@@ -166,7 +166,7 @@ async def show(body: OllamaModelBody, request: Request) -> Response:
     return json_response(shown | warned(warnings))
 
 
-@MODEL_ROUTES.post("/api/pull", summary="Check that the model is here", responses=OLLAMA_STREAMS)
+@MODEL_ROUTES.post("/api/pull", summary="Check that the model is here", is_limited=False, responses=OLLAMA_STREAMS)
 async def pull(body: OllamaModelBody, request: Request) -> Response:
     """Report success for the model that is here, and 404 for any other: nothing is downloaded."""
     service = Service.of(request.scope)

@@ -84,8 +84,18 @@ async def chat(body: OpenAIChatBody, request: Request) -> Response:
     return await serve(request, _parse_chat(request, body), _naming_field(body))
 
 
-@ROUTES.post("/chat/completions/input_tokens", summary="As /v1/chat/completions/input_tokens", responses=OPENAI_ERRORS)
-@ROUTES.post("/v1/chat/completions/input_tokens", summary="Count the tokens of a conversation", responses=OPENAI_ERRORS)
+@ROUTES.post(
+    "/chat/completions/input_tokens",
+    summary="As /v1/chat/completions/input_tokens",
+    is_limited=False,
+    responses=OPENAI_ERRORS,
+)
+@ROUTES.post(
+    "/v1/chat/completions/input_tokens",
+    summary="Count the tokens of a conversation",
+    is_limited=False,
+    responses=OPENAI_ERRORS,
+)
 async def input_tokens(body: OpenAIChatBody, request: Request) -> dict[str, Any]:
     """Count the tokens of the prompt that the body of a chat completion becomes; nothing is generated."""
     service = Service.of(request.scope)
@@ -320,7 +330,11 @@ LORA_ROUTES = Routes(_FACTS, tags=["LoRA"], responses=OPENAI_ERRORS)
 
 
 @LORA_ROUTES.post(
-    "/v1/load_lora_adapter", summary="Load a LoRA adapter", response_class=PlainTextResponse, operator=True
+    "/v1/load_lora_adapter",
+    summary="Load a LoRA adapter",
+    response_class=PlainTextResponse,
+    operator=True,
+    is_limited=False,
 )
 async def load(body: LoadLoraBody, request: Request) -> Response:
     """Load a LoRA adapter, which requests may name as their `model` from then on. Needs --enable-lora-loading."""
@@ -339,7 +353,11 @@ async def load(body: LoadLoraBody, request: Request) -> Response:
 
 
 @LORA_ROUTES.post(
-    "/v1/unload_lora_adapter", summary="Unload a LoRA adapter", response_class=PlainTextResponse, operator=True
+    "/v1/unload_lora_adapter",
+    summary="Unload a LoRA adapter",
+    response_class=PlainTextResponse,
+    operator=True,
+    is_limited=False,
 )
 async def unload(body: UnloadLoraBody, request: Request) -> Response:
     """Refuse new requests with a LoRA adapter, wait until the open ones have ended, and free it.

@@ -74,8 +74,12 @@ async def _generation_of(body: ResponsesBody, request: Request) -> ChatGeneratio
     return generation
 
 
-@ROUTES.post("/responses/input_tokens", summary="As /v1/responses/input_tokens", responses=OPENAI_ERRORS)
-@ROUTES.post("/v1/responses/input_tokens", summary="Count the tokens of an input", responses=OPENAI_ERRORS)
+@ROUTES.post(
+    "/responses/input_tokens", summary="As /v1/responses/input_tokens", is_limited=False, responses=OPENAI_ERRORS
+)
+@ROUTES.post(
+    "/v1/responses/input_tokens", summary="Count the tokens of an input", is_limited=False, responses=OPENAI_ERRORS
+)
 async def count(body: ResponsesBody, request: Request) -> dict[str, Any]:
     """Count the tokens of the prompt that a request for a response makes, and generate nothing."""
     with _naming_fields(body):
