@@ -426,8 +426,8 @@ class RepetitionDetector:
     """Finds the moment from which a choice only repeats itself: its last tokens are one n-gram, at least four times in a row.
 
     The last `num_tokens` tokens also occur `p` tokens earlier, with `p` at most a third of them. Token ids are compared as bytes,
-    since `bytearray.find` takes a microsecond for hundreds of tokens, and only at every eighth token. `num_tokens` is at least 3, and
-    a smaller number counts as 3.
+    since `bytearray.find` takes a microsecond for hundreds of tokens, and only at every eighth token. A
+    smaller `num_tokens` than 3 counts as 3.
     """
 
     __slots__ = ("_ids", "_most_bytes", "_num_bytes", "_num_taken")
