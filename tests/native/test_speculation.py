@@ -249,15 +249,21 @@ def test_processors_and_grammars_that_sleep_go_without_drafts(plain: LLM, tiny_m
 
 
 def test_ngram_speculation_of_text_that_repeats_itself(tiny_models: TinyModels) -> None:
-    """Prompt lookup by name, in this process and in a worker; whatever is measured, the 200 tokens have a trial among them."""
+    """Prompt lookup by name, in this process and in a worker. Whatever is measured, there is a trial sooner or later."""
     for options in ({"speculation": "ngram:size_n=2"}, {"speculation": NgramDrafter(size_n=2), "isolation": "process"}):
         with LLM(tiny_models("llama"), **{**SMALL, **options}) as llm:
-            one = llm.generate("ab" * 20, temperature=0, max_tokens=200, ignore_eos=True, logit_bias={97: 100.0})
-            assert one.usage.completion_tokens == 200
-            assert 0 < one.usage.accepted_tokens <= one.usage.draft_tokens
+            num_drafts = num_accepted = 0
+            for _ in range(100):
+                one = llm.generate("ab" * 20, temperature=0, max_tokens=200, ignore_eos=True, logit_bias={97: 100.0})
+                assert one.usage.completion_tokens == 200
+                num_drafts += one.usage.draft_tokens
+                num_accepted += one.usage.accepted_tokens
+                if num_accepted:
+                    break
+            assert 0 < num_accepted <= num_drafts
             stats = llm.stats()
-            assert stats.number("paceline_draft_tokens_total") == one.usage.draft_tokens
-            assert stats.number("paceline_draft_tokens_accepted_total") == one.usage.accepted_tokens
+            assert stats.number("paceline_draft_tokens_total") == num_drafts
+            assert stats.number("paceline_draft_tokens_accepted_total") == num_accepted
 
 
 def test_a_killed_worker_continues_with_drafts(plain: LLM, tiny_models: TinyModels) -> None:

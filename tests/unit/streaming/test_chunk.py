@@ -69,5 +69,5 @@ def test_a_reason_is_a_string() -> None:
 
 def test_reasons_are_ranked_as_they_are_listed() -> None:
     """Within one tick an error wins over a cancel, and so on down to the length."""
-    order = ["ERROR", "CANCELLED", "DEADLINE", "SHUTDOWN", "SLOW_READER", "STOP", "LENGTH", "TOOL_CALLS"]
+    order = ["ERROR", "CANCELLED", "DEADLINE", "SHUTDOWN", "SLOW_READER", "STOP", "REPETITION", "LENGTH", "TOOL_CALLS"]
     assert [reason.name for reason in sorted(FinishReason, key=lambda reason: reason.rank)] == order
