@@ -151,12 +151,18 @@ class StepPlanner:
 
 
 class AdapterTurns:
-    """Gives each set of adapters a share of `itl_target_s`; the set that has waited longest is next."""
+    """Gives sets of adapters turns of equal parts of `itl_target_s`.
+
+    Tenants take turns, so that a tenant with many sets gets no more turns than another one. Of the next tenant's sets the set
+    that has waited longest is next.
+    """
 
     def __init__(self, itl_target_s: float) -> None:
         self._itl_target_s = itl_target_s
         self._current: Lora = ()
         self._since_s = 0.0
+        self._num_turns = 0
+        self._last_turns: dict[str, int] = {}  # by tenant
 
     def choose(self, sequences: list[Sequence], now_s: float) -> tuple[Lora, list[Sequence]]:
         """Return the adapters of this tick and the sequences that use them."""
@@ -167,10 +173,23 @@ class AdapterTurns:
             return self._current, []
         is_over = now_s - self._since_s >= self._itl_target_s / len(groups)
         if self._current not in groups or (len(groups) > 1 and is_over):
-            others = {lora: group for lora, group in groups.items() if lora != self._current}
-            self._current = min(others, key=lambda lora: min(sequence.last_tick for sequence in others[lora]))
-            self._since_s = now_s
+            self._current, self._since_s = self._next(groups), now_s
         return self._current, groups[self._current]
+
+    def _next(self, groups: dict[Lora, list[Sequence]]) -> Lora:
+        last_ticks: dict[str, dict[Lora, int]] = {}  # by tenant and set
+        for lora, group in groups.items():
+            for sequence in group:
+                own = last_ticks.setdefault(sequence.request.options.tenant, {})
+                own[lora] = min(own.get(lora, sequence.last_tick), sequence.last_tick)
+        lowest = min(self._last_turns.values(), default=0)
+        turns = {tenant: self._last_turns.get(tenant, lowest) for tenant in last_ticks}
+        tenant = min(turns, key=lambda tenant: (turns[tenant], min(last_ticks[tenant].values())))
+        self._num_turns += 1
+        self._last_turns = {**turns, tenant: self._num_turns}
+        own = last_ticks[tenant]
+        others = [lora for lora in own if lora != self._current]
+        return min(others or own, key=own.__getitem__)
 
 
 def checked_allocations(

@@ -226,7 +226,7 @@ class BatchJobs:
             context = RequestContext.of(scope)
             context.is_internal, context.priority = True, PRIORITY
             context.tenant, context.key_digest = owner.tenant, digest
-            context.account = self._server.kept.key_accounts.of(digest)
+            context.account = self._server.kept.key_accounts.of_batch(digest, owner.tenant)
             await self._app(scope, receive, send)
 
         base = f"http://localhost{self._server.settings.root_path}"

@@ -253,6 +253,10 @@ class KeyAccounts:
         """Return the account of a key that is or was the server's."""
         return self._accounts.get(digest)
 
+    def of_batch(self, digest: bytes, tenant: str) -> KeyAccount | None:
+        """Return the account of a batch's key; if the key was removed before a restart, that of its tenant's first key."""
+        return self.of(digest) or next((account for account in self if account.key.tenant == tenant), None)
+
     def __iter__(self) -> Iterator[KeyAccount]:
         return iter(self._present)
 

@@ -20,6 +20,7 @@ from paceline.request import RequestOptions
 from paceline.scheduling.fair_shares import FairShares
 from paceline.scheduling.records import TickRecord
 from paceline.sequence import Row
+from paceline.streaming import FinishReason
 from paceline.testing.fake_backend import FakeCost
 
 STRATEGIES = ("paced", "balanced", "decode_maximal", "prefill_priority")
@@ -360,6 +361,34 @@ def test_rows_for_scores_of_prompt_tokens_are_shared_among_tenants() -> None:
     world.tick(3)
     outcome = world.submit([98] * 64, max_tokens=1, prompt_logprobs=1, ignore_eos=True, tenant="b")
     assert num_ticks_to_first_token(world, outcome) <= 6
+
+
+@pytest.mark.parametrize("num_sets", [1, 7])
+def test_a_tenant_with_many_sets_of_adapters_gets_no_more_turns(num_sets: int) -> None:
+    """The ticks alternate between two tenants, and all sets of both have their turns."""
+    sets = ["x1", "x2", "x3", "x4", "x5", "x6", "x7"][:num_sets]
+    world = BusyWorld(
+        strategy="paced",
+        adapters=("v", *sets),
+        limits={"num_slots": 8, "n_batch": 64, "chunk_size": 32},
+        num_cells=20_000,
+    )
+    many = [
+        world.submit(
+            [97] * 400,
+            max_tokens=50,
+            ignore_eos=True,
+            tenant="a",
+            cache_prompt=False,
+            lora={sets[number % num_sets]: 1.0},
+        )
+        for number in range(14)
+    ]
+    world.tick(20)
+    outcome = world.submit([98] * 256, max_tokens=1, ignore_eos=True, tenant="b", lora={"v": 1.0})
+    assert num_ticks_to_first_token(world, outcome) <= 20
+    world.run()
+    assert all(item.reason() is FinishReason.LENGTH for item in many)
 
 
 def test_a_pass_that_was_aborted_is_not_charged() -> None:

@@ -213,6 +213,20 @@ def test_a_key_that_is_removed_and_added_again_has_its_tokens_of_the_day(tmp_pat
     assert next(iter(accounts)) is account
 
 
+def test_a_batch_of_a_removed_key_has_an_account_of_its_tenant(tmp_path: Path) -> None:
+    """After a restart that of another key of the tenant; none if the tenant has no key any more."""
+    keys = ApiKey(secret="a", tenant="x"), ApiKey(secret="b", tenant="x"), ApiKey(secret="c", tenant="y")
+    accounts = accounts_of(Clock(), tmp_path, *keys)
+    first, _, _ = accounts
+    accounts.apply(keys[1:])
+    assert accounts.of_batch(key_digest("a"), "x") is first
+    restarted = accounts_of(Clock(), tmp_path, *keys[1:])
+    second, third = restarted
+    assert restarted.of_batch(key_digest("a"), "x") is second
+    assert restarted.of_batch(key_digest("c"), "y") is third
+    assert restarted.of_batch(key_digest("d"), "z") is None
+
+
 def test_a_clock_that_is_set_back_begins_no_day() -> None:
     """Over midnight and again: the tokens of the day stay."""
     clock = Clock()

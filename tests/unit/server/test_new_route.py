@@ -10,11 +10,13 @@ import httpx
 import pytest
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 import paceline
 from paceline.server.api_errors import OPENAI_FORM
 from paceline.server.application import build_app
 from paceline.server.json_bodies import json_response
+from paceline.server.request_context import RequestContext
 from paceline.server.routes import RouteFacts, Routes
 from paceline.server.settings import ApiKey, ServerSettings
 
@@ -78,6 +80,25 @@ def test_a_request_without_a_key_has_none_even_if_a_key_of_the_settings_is_empty
             return (await client.post("/new/keyed", headers=headers)).status_code
 
     assert asyncio.run(status()) == 401
+
+
+@pytest.mark.parametrize(("keys", "status"), [((ApiKey(secret="secret"),), 401), ((), 200)])
+def test_a_batch_without_an_account_is_refused_if_there_are_keys(keys: tuple[ApiKey, ...], status: int) -> None:
+    """Its key is gone, and so are all keys of its tenant."""
+    app = build_app(ServerSettings(api_keys=keys))
+    app.router.routes.extend(routes())
+
+    async def as_batch(scope: Scope, receive: Receive, send: Send) -> None:
+        context = RequestContext.of(scope)
+        context.is_internal, context.tenant, context.key_digest = True, "gone", b"digest"
+        await app(scope, receive, send)
+
+    async def found() -> int:
+        transport = httpx.ASGITransport(as_batch)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return (await client.post("/new/keyed")).status_code
+
+    assert asyncio.run(found()) == status
 
 
 def test_no_module_but_that_of_routes_compares_paths() -> None:

@@ -234,7 +234,8 @@ class ApiKeys(HttpMiddleware):
     """Require a key (401), except for public routes, and note the key's tenant. If there are no keys, all requests pass.
 
     A key without a tenant is an operator's key, as is each key of a server with a single tenant. Without keys every request is
-    an operator's. The keys are those of the server's settings at the time of a request. Requests of batches need no key.
+    an operator's. The keys are those of the server's settings at the time of a request. Requests of batches need no
+    key, only an account: they fail (401) after their tenant's last key was removed and the server restarted.
     """
 
     def __init__(self, app: ASGIApp, server: Server) -> None:
@@ -249,12 +250,12 @@ class ApiKeys(HttpMiddleware):
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         context = RequestContext.of(scope)
-        if context.is_internal:
+        if self._server.settings.api_keys is not self._given:
+            self._read(self._server.settings.api_keys)
+        if context.is_internal and (context.account is not None or not self._keys):
             with cache_scope(context.tenant):
                 await self._app(scope, receive, send)
             return
-        if self._server.settings.api_keys is not self._given:
-            self._read(self._server.settings.api_keys)
         if not self._keys:
             context.is_operator = True
         elif (key := self._find(dict(scope["headers"]))) is not None:
