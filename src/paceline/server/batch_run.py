@@ -218,10 +218,10 @@ class BatchFiles:
                     f"{self._errors} is named twice; give the results and the errors files of their own"
                 )
             status = [os.fstat(self._input.fileno())]
-            for path in (self._results, self._errors):
-                opened.callback(self._close, path, is_new=not path.exists())
-                self._out[path] = _open_output(path)
-                status.append(os.fstat(self._out[path]))
+            for output in (self._results, self._errors):
+                opened.callback(self._close, output, is_new=not output.exists())
+                self._out[output] = _open_output(output)
+                status.append(os.fstat(self._out[output]))
             for number, path in enumerate((self._results, self._errors), 1):
                 if any(os.path.samestat(status[number], other) for other in status[:number]):
                     raise InvalidParams(f"{path} is named twice; give the results and the errors files of their own")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import httpx
 import msgspec
 import pytest
 from tests import virtual_time
 
 from paceline.server.api_errors import ApiError, ApiException
+from paceline.server.application import build_app
 from paceline.server.key_accounts import FILE_NAME, KeyAccount, KeyAccounts, key_digest
 from paceline.server.request_context import RequestContext
 from paceline.server.settings import ApiKey, ServerSettings
@@ -225,6 +227,19 @@ def test_a_batch_of_a_removed_key_has_an_account_of_its_tenant(tmp_path: Path) -
     assert restarted.of_batch(key_digest("a"), "x") is second
     assert restarted.of_batch(key_digest("c"), "y") is third
     assert restarted.of_batch(key_digest("d"), "z") is None
+
+
+@pytest.mark.parametrize(("tenant", "names"), [("library", ["mine"]), ("", ["mine", "other"])])
+def test_a_key_of_a_tenant_sees_its_own_usage_alone(tenant: str, names: list[str]) -> None:
+    """Also on a server with a single tenant, whose keys are operators' keys; a key without a tenant sees all keys."""
+    keys = ApiKey(secret="a", tenant=tenant, name="mine"), ApiKey(secret="b", tenant=tenant, name="other")
+    app = build_app(ServerSettings(api_keys=keys))
+
+    async def found() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+            return await client.get("/v1/usage", headers={"x-api-key": "a"})
+
+    assert [entry["key"] for entry in asyncio.run(found()).json()["data"]] == names
 
 
 def test_a_clock_that_is_set_back_begins_no_day() -> None:
