@@ -10,6 +10,8 @@ import pytest
 from tests.server.conftest import DEMO_ENGINE
 from tests.server.running import RunningServer
 
+from paceline.engine.scoring import ScoringCall
+from paceline.errors import QueueFull
 from paceline.server import service
 from paceline.server.key_accounts import KeyAccounts
 from paceline.server.settings import ApiKey, ServerSettings
@@ -116,6 +118,18 @@ def test_cached_tokens_cost_nothing_and_are_counted(server: RunningServer) -> No
     assert after["prompt_tokens"] - before["prompt_tokens"] == 40
     assert after["tokens_today"] - before["tokens_today"] == 20 + 4 + 1 + 4
     assert after["requests"] - before["requests"] == 2
+
+
+def test_scores_that_find_no_room_cost_nothing(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The queue was full when they were submitted."""
+    before = usage(server, "free")["free"]
+
+    async def refused(*_: object) -> None:
+        raise QueueFull("full")
+
+    monkeypatch.setattr(ScoringCall, "result_of_all", refused)
+    assert post(server, "free", "/v1/score_choices", {"prompt": [2] * 30, "choices": [[3, 4]]}).status_code == 429
+    assert usage(server, "free")["free"] == before
 
 
 def test_the_budget_of_a_day(server: RunningServer) -> None:

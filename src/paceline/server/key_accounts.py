@@ -109,7 +109,7 @@ class KeyAccount:
             filled = self._balance + (now_s - self._filled_s) * self.key.tokens_per_minute / 60
             self._balance = min(filled, float(self.key.tokens_per_minute))
         self._filled_s = now_s
-        if today > self._day:  # a clock that is set back begins no day
+        if today > self._day or today < self._day - 1:  # a clock that is set back over midnight begins no day
             self._day, self.tokens_today = today, 0
 
     def check(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ from paceline.observability.metrics import Instrument
 from paceline.request import RequestOptions
 from paceline.scheduling.fair_shares import FairShares
 from paceline.scheduling.records import TickRecord
-from paceline.sequence import Row
+from paceline.sequence import Row, Sequence
 from paceline.streaming import FinishReason
 from paceline.testing.fake_backend import FakeCost
 
@@ -153,6 +153,21 @@ def test_a_lone_slot_is_never_taken() -> None:
         world.submit("xyz", max_tokens=3, tenant="c")
         world.run()
         assert [outcome.request.sequences[0].num_preempted for outcome in running] == [0] * num_slots
+
+
+def test_more_tenants_than_slots_cost_no_search_in_each_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While all slots are taken and no tenant has two, no sequence can get one."""
+    world = World(limits={"num_slots": 2})
+    for tenant in "abcde":
+        world.submit("abc", max_tokens=20, ignore_eos=True, tenant=tenant)
+    world.tick(2)
+
+    def searched(_: object) -> Iterator[Sequence]:
+        raise AssertionError("the queue was searched")
+
+    monkeypatch.setattr(world.scheduler._queue, "in_turn", searched)
+    world.tick(3)
+    assert world.scheduler._slots.num_running == {"a": 1, "b": 1}
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

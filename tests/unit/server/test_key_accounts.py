@@ -243,7 +243,7 @@ def test_a_key_of_a_tenant_sees_its_own_usage_alone(tenant: str, names: list[str
 
 
 def test_a_clock_that_is_set_back_begins_no_day() -> None:
-    """Over midnight and again: the tokens of the day stay."""
+    """Over midnight and again: the tokens of the day stay. A clock that was wrong by days does begin one."""
     clock = Clock()
     clock.now_s = 86_400.0 + 1
     account = account_of(clock, tokens_per_day=100)
@@ -252,6 +252,10 @@ def test_a_clock_that_is_set_back_begins_no_day() -> None:
     assert account.tokens_of_day() == 100
     clock.now_s += 2
     assert account.tokens_of_day() == 100
+    clock.now_s += 10 * 86_400
+    account.charge(100)
+    clock.now_s -= 10 * 86_400
+    assert account.tokens_of_day() == 0
 
 
 def test_the_file_is_written_while_a_request_is_in_flight_and_after_it(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from paceline.engine.scoring import (
     probabilities_of,
     scoring_options,
 )
-from paceline.errors import InvalidParams, Unsupported
+from paceline.errors import CapacityError, InvalidParams, Unsupported
 from paceline.request import RequestOptions
 from paceline.server.api_errors import OPENAI_FORM, invalid_request, naming_param
 from paceline.server.dialects.dialect import model_warning
@@ -303,7 +303,11 @@ async def _choice_scores(
     )  # other requests find room in the queue
     context.reserve(call.num_tokens)
     context.num_parts += 1
-    scores = await until_left(service, request, call.result_of_all(max_open))
+    try:
+        scores = await until_left(service, request, call.result_of_all(max_open))
+    except CapacityError:  # a refused request costs nothing
+        context.num_parts -= 1
+        raise
     num_cached = max(0, call.num_tokens - call.num_computed)
     context.finished.append((FinishReason.STOP, Usage(prompt_tokens=call.num_tokens, cached_tokens=num_cached)))
     return scores, call.num_shared
