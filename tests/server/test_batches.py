@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import httpx
 import openai
 import pytest
 from openai.types import Batch
+from python_multipart.multipart import MultipartParser
 from tests.polling import wait_until
 from tests.server.conftest import DEMO_ENGINE
 from tests.server.openai_world import OpenAIServer
@@ -20,20 +23,31 @@ from tests.server.running import RunningServer
 from paceline.observability.metrics import Instrument
 from paceline.scheduling.records import RequestRecord
 from paceline.server import batch_jobs
+from paceline.server.batch_store import BatchStore
 from paceline.server.dialects.openai import openai_batches
 from paceline.server.settings import ApiKey, ServerSettings
 
 pytestmark = pytest.mark.native
 
+CHAT: Final = "/v1/chat/completions"
 ENDED = ("completed", "failed", "expired", "cancelled")
 LONG: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 700, "ignore_eos": True}
 
 
 class Priorities(Instrument):
-    """Notes the priority of each request."""
+    """Notes the priority of each request, and the most slots that were taken at once."""
 
     def __init__(self) -> None:
         self.seen: list[int] = []
+        self.running: set[tuple[int, int]] = set()
+        self.most_running = 0
+
+    def request_started(self, key: int, choice: int, slot: int, now_s: float) -> None:
+        self.running.add((key, choice))
+        self.most_running = max(self.most_running, len(self.running))
+
+    def slot_freed(self, key: int, choice: int, slot: int, now_s: float) -> None:
+        self.running.discard((key, choice))
 
     def request_queued(self, record: RequestRecord) -> None:
         self.seen.append(record.priority)
@@ -73,7 +87,7 @@ def ended(client: openai.OpenAI, batch: Batch) -> Batch:
     return client.batches.retrieve(batch.id)
 
 
-def entries(client: openai.OpenAI, file_id: str | None) -> dict[str, dict[str, Any]]:
+def entries(client: openai.OpenAI, file_id: str | None) -> dict[str | None, dict[str, Any]]:
     if file_id is None:
         return {}
     found = [json.loads(line) for line in client.files.content(file_id).text.splitlines()]
@@ -109,13 +123,66 @@ def test_a_batch_completes(client: openai.OpenAI, endpoint: Any, body: dict[str,
 
 
 def test_requests_run_below_interactive_requests(client: openai.OpenAI) -> None:
-    """Whatever priority a body has."""
+    """Whatever priority a body has, and however it is spelled."""
     PRIORITIES.seen.clear()
-    bodies = [{"prompt": "Once", "max_tokens": 1}, {"prompt": "Once", "max_tokens": 1, "priority": 5}]
-    assert ended(client, begun(client, lines(*bodies))).status == "completed"
-    assert PRIORITIES.seen == [batch_jobs.PRIORITY] * 2
+    bodies = [{"prompt": "Once", "max_tokens": 1, name: 5} for name in ("ignored", "priority", "Priority")]
+    data = lines(*bodies).replace(b'"Priority"', rb'"\u0070riority"')
+    assert ended(client, begun(client, data)).status == "completed"
+    assert PRIORITIES.seen == [batch_jobs.PRIORITY] * 3
+    chat = lines({"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "priority": 5}, url=CHAT)
+    assert ended(client, begun(client, chat, CHAT)).status == "completed"
+    assert PRIORITIES.seen == [batch_jobs.PRIORITY] * 4
     client.completions.create(model="tale", prompt="Once", max_tokens=1)
     assert PRIORITIES.seen[-1] == 0
+
+
+@pytest.mark.parametrize("body", [{"prompt": "Once", "n": 2}, {"prompt": ["Once", "Twice"]}])
+def test_choices_leave_a_slot_to_interactive_requests(client: openai.OpenAI, body: dict[str, Any]) -> None:
+    """Each choice of each prompt takes a slot."""
+    PRIORITIES.most_running = 0
+    batch = ended(client, begun(client, lines(*[{**body, "max_tokens": 20, "ignore_eos": True}] * 5)))
+    assert (batch.status, PRIORITIES.most_running) == ("completed", 2)
+
+
+@pytest.mark.parametrize("error", [ValueError("no /a/folder/file.txt"), OSError("the disk is full")])
+def test_results_outlive_an_exception(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """The batch goes on after an error of the system. It fails after another one, and its results can be read."""
+    run_batch, errors = batch_jobs.run_batch, [error]
+
+    async def run(*args: Any) -> None:
+        await run_batch(*args)
+        if errors:
+            raise errors.pop()
+
+    monkeypatch.setattr(batch_jobs, "run_batch", run)
+    monkeypatch.setattr(batch_jobs, "_RETRY_S", 0.0)
+    batch = ended(client, begun(client, lines({"prompt": "a", "max_tokens": 1})))
+    assert batch.status == ("completed" if isinstance(error, OSError) else "failed")
+    assert entries(client, batch.output_file_id).keys() == {"r0"}
+    if not isinstance(error, OSError):
+        assert batch.errors is not None and batch.errors.data
+        assert "folder" not in (batch.errors.data[0].message or "")
+
+
+def test_a_tenant_has_two_batches_that_run(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are checked, and wait: each that runs has a part of its input in memory."""
+    run_batch, inside, may_run = batch_jobs.run_batch, 0, threading.Event()
+
+    async def run(*args: Any) -> None:
+        nonlocal inside
+        inside += 1
+        while not may_run.is_set():
+            await asyncio.sleep(0.001)
+        await run_batch(*args)
+
+    monkeypatch.setattr(batch_jobs, "run_batch", run)
+    batches = [begun(client, lines({"prompt": "a", "max_tokens": 1})) for _ in range(4)]
+    wait_until(lambda: all(client.batches.retrieve(batch.id).status == "in_progress" for batch in batches))
+    wait_until(lambda: inside >= 2)
+    assert inside == 2
+    may_run.set()
+    assert {ended(client, batch).status for batch in batches} == {"completed"}
+    assert inside == 4
 
 
 def test_a_request_with_an_error_is_in_the_error_file(client: openai.OpenAI) -> None:
@@ -168,11 +235,11 @@ def test_a_cancelled_batch_keeps_its_results(client: openai.OpenAI) -> None:
 def test_a_batch_expires(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests without a response until then are errors."""
     monkeypatch.setattr(openai_batches, "WINDOW_S", 0)
-    batch = ended(client, begun(client, lines(LONG, LONG)))
+    batch = ended(client, begun(client, lines(LONG, LONG) + b"nonsense\n"))
     assert (batch.status, batch.output_file_id) == ("expired", None)
     assert batch.expired_at is not None
-    codes = {entry["error"]["code"] for entry in entries(client, batch.error_file_id).values()}
-    assert codes <= {"batch_expired"}
+    codes = {name: entry["error"]["code"] for name, entry in entries(client, batch.error_file_id).items()}
+    assert codes == {"r0": "batch_expired", "r1": "batch_expired", None: "invalid_line"}
 
 
 def test_files_are_listed_and_deleted(client: openai.OpenAI) -> None:
@@ -221,6 +288,23 @@ def test_a_wrong_upload_is_refused(server: OpenAIServer, form: dict[str, str], m
         assert raw.post("/v1/files", data={"purpose": "batch"}, files={"other": ("a", b"x")}).status_code == 400
 
 
+def test_an_upload_is_parsed_in_pieces(server: OpenAIServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that no other request waits for the end of a large one."""
+    sizes: list[int] = []
+    write = MultipartParser.write
+
+    def note(parser: MultipartParser, data: bytes) -> int:
+        sizes.append(len(data))
+        return write(parser, data)
+
+    monkeypatch.setattr(MultipartParser, "write", note)
+    content = b"x" * 3_000_000
+    with server.client() as raw:
+        done = raw.post("/v1/files", files={"file": ("a.jsonl", content)}, data={"purpose": "batch"})
+        assert raw.get(f"/v1/files/{done.json()['id']}/content").content == content
+    assert max(sizes) <= 1 << 18
+
+
 def test_a_file_may_expire_sooner(client: openai.OpenAI) -> None:
     """`expires_after` counts from its creation."""
     after: Any = {"anchor": "created_at", "seconds": 4000}
@@ -241,9 +325,21 @@ def test_a_wrong_batch_is_refused(server: OpenAIServer, client: openai.OpenAI, c
     assert refused.json()["error"]["param"] == next(iter(changes))
 
 
-def test_a_batch_goes_on_after_a_restart(tmp_path: Path) -> None:
-    """Each request has one response, and a server beside it is refused the folder."""
+def test_a_batch_goes_on_after_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request has one response, and a server beside it is refused the folder. A server that ends says so.
+
+    Files that cannot be deleted are tried again.
+    """
     body = {"prompt": "Once upon a time", "max_tokens": 40, "ignore_eos": True}
+    num_sweeps = 0
+
+    def delete_expired(*_: object) -> None:
+        nonlocal num_sweeps
+        num_sweeps += 1
+        raise ValueError("a test")
+
+    monkeypatch.setattr(batch_jobs, "_SWEEP_S", 0.01)
+    monkeypatch.setattr(BatchStore, "delete_expired", delete_expired)
     with OpenAIServer(batch_folder=tmp_path) as first, first.openai() as client:
         batch = begun(client, lines(*[body] * 30))
         wait_until(lambda: counts(client.batches.retrieve(batch.id))[1] > 2)
@@ -251,6 +347,15 @@ def test_a_batch_goes_on_after_a_restart(tmp_path: Path) -> None:
         with other, other.client() as raw:
             refused = raw.get("/v1/files")
             assert (refused.status_code, "another server" in refused.text) == (503, True)
+        wait_until(lambda: num_sweeps >= 2)
+        first.do(first.app.state.batches.stop())
+        with first.client() as raw:
+            refused = raw.get("/v1/files")
+            assert (refused.status_code, "retry-after" in refused.headers) == (503, True)
+    store = BatchStore(tmp_path)
+    ((left, _),) = store.open_batches()
+    store.close()
+    assert left.id == batch.id
     with OpenAIServer(batch_folder=tmp_path) as second, second.openai() as client:
         batch = ended(client, batch)
         assert (batch.status, counts(batch)) == ("completed", (30, 30, 0))
@@ -266,8 +371,8 @@ def test_a_server_without_a_folder_has_no_batches() -> None:
 
 
 def test_tenants_have_files_and_batches_of_their_own(tmp_path: Path) -> None:
-    """A batch runs as its tenant, without its key."""
-    keys = (ApiKey(secret="first", tenant="one"), ApiKey(secret="second", tenant="two"))
+    """A batch runs as its tenant, without its key, and leaves a place to interactive requests of the key."""
+    keys = (ApiKey(secret="first", tenant="one", max_requests=2), ApiKey(secret="second", tenant="two"))
     with OpenAIServer(batch_folder=tmp_path, api_keys=keys) as running:
         one, two = (openai.OpenAI(base_url=f"{running.url}/v1", api_key=key.secret, max_retries=0) for key in keys)
         with one, two:
@@ -285,4 +390,10 @@ def test_tenants_have_files_and_batches_of_their_own(tmp_path: Path) -> None:
                 two.batches.create(
                     input_file_id=batch.input_file_id, endpoint="/v1/completions", completion_window="24h"
                 )
+            batch = begun(one, lines(*[LONG] * 6))
+            (account, _) = running.service.kept.key_accounts
+            wait_until(lambda: account.num_in_flight > 0)
+            one.completions.create(model="tale", prompt="Once", max_tokens=1)
+            assert one.batches.retrieve(batch.id).status == "in_progress"
+            one.batches.cancel(batch.id)
         assert httpx.get(f"{running.url}/v1/batches").status_code == 401

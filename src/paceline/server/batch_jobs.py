@@ -13,8 +13,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import httpx
@@ -22,7 +24,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from paceline.errors import CapacityError, EngineError, PacelineError
-from paceline.server.api_errors import ApiException, not_supported
+from paceline.server.api_errors import ApiException, ServerDraining, not_supported, strip_folders
 from paceline.server.batch_run import (
     BatchEntry,
     BatchFailure,
@@ -44,6 +46,7 @@ from paceline.server.batch_store import (
     database_of,
     output_ids,
 )
+from paceline.server.in_flight import TurnQueue
 from paceline.server.request_context import RequestContext
 
 if TYPE_CHECKING:
@@ -61,6 +64,7 @@ MAX_OPEN: Final = 100
 
 _MAX_ERRORS: Final = 100  # that are listed
 _MAX_RETRIES: Final = 8640  # about a day, in steps of at most ten seconds
+_RUNNING_OF_TENANT: Final = 2  # batches, each with a window of its input in memory
 _MAX_BREAKS: Final = 3  # each may have computed for long
 _RETRY_S: Final = 10.0
 _SWEEP_S: Final = 3600.0
@@ -83,12 +87,15 @@ class BatchJobs:
         self._folder = settings.batch_folder
         self._store: BatchStore | None = None
         self._opening = asyncio.Lock()
+        self._is_stopped = False
         self._tasks: dict[str, tuple[StoredBatch, asyncio.Task[None]]] = {}
+        self._checking = asyncio.Lock()
+        self._running: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_RUNNING_OF_TENANT))
         self._sweeping: asyncio.Task[None] | None = None
         num_slots = settings.engine_options.get("num_slots") or _DEFAULT_SLOTS
         # A slot stays free, so that an interactive request never waits for the end of a line.
         self._num_at_once = max(1, num_slots - 1)
-        self._room = asyncio.Semaphore(self._num_at_once)
+        self._slots = TurnQueue(self._num_at_once, self._num_at_once)
 
     async def start(self) -> None:
         """Go on with the batches of an earlier server, if there are any."""
@@ -100,6 +107,7 @@ class BatchJobs:
 
     async def stop(self) -> None:
         """Stop the batches, which stay open. Idempotent."""
+        self._is_stopped = True
         tasks = [task for _, task in self._tasks.values()]
         if self._sweeping is not None:
             tasks.append(self._sweeping)
@@ -110,18 +118,28 @@ class BatchJobs:
         async with self._opening:
             if self._store is not None:
                 await asyncio.to_thread(self._store.close)
-            self._store, self._folder = None, None
+            self._store = None
 
     async def store(self) -> BatchStore:
-        """Return the store, opened if need be. Raises `ApiException` if there is none, `CapacityError` if it is in use."""
+        """Return the store, opened if need be.
+
+        Raises `ApiException` if there is none, or the server ends, and as `BatchStore`.
+        """
         async with self._opening:
+            if self._is_stopped:
+                raise ServerDraining
             if self._folder is None:
                 raise not_supported("this server keeps no files and batches; start it with --batch-folder FOLDER")
             if self._store is None:
-                self._store = await asyncio.to_thread(BatchStore, self._folder)
-                self._sweeping = asyncio.create_task(self._sweep(self._store))
-                for batch, owner in await asyncio.to_thread(self._store.open_batches):
-                    self._begin(self._store, batch, owner)
+                store = await asyncio.to_thread(BatchStore, self._folder)
+                try:
+                    opened = await asyncio.to_thread(store.open_batches)
+                except BaseException:
+                    store.close()
+                    raise
+                self._store, self._sweeping = store, asyncio.create_task(self._sweep(store))
+                for batch, owner in opened:
+                    self._begin(store, batch, owner)
             return self._store
 
     async def create(self, batch: StoredBatch, owner: BatchOwner) -> None:
@@ -167,7 +185,9 @@ class BatchJobs:
             await self._run_to_end(store, batch, owner)
         except Exception as error:  # noqa: BLE001 - reported by the batch and the log
             _log.exception("the batch %s failed", batch.id)
-            batch.errors = InputErrors([InputError("internal_error", str(error)[:400])])
+            batch.errors = InputErrors([InputError("internal_error", strip_folders(str(error))[:400])])
+            with suppress(Exception):
+                await run_in_thread(lambda: _add_outputs(store, batch, owner, int(self._clock())))
             with suppress(Exception):
                 await self._set(store, batch, "failed")
 
@@ -176,7 +196,8 @@ class BatchJobs:
         try:
             async with asyncio.timeout(max(0.0, batch.expires_at - self._clock())):
                 if batch.status == "validating":
-                    errors = await run_in_thread(lambda: _check(store, batch))
+                    async with self._checking:  # each reads a window of its input
+                        errors = await run_in_thread(lambda: _check(store, batch))
                     if errors:
                         batch.errors = InputErrors(errors)
                         await self._set(store, batch, "failed")
@@ -184,7 +205,8 @@ class BatchJobs:
                     await self._set(store, batch, "in_progress")
                 if batch.status == "in_progress":
                     await self._server.loaded.wait()
-                    await self._run_lines(store, batch, owner)
+                    async with self._running[owner.tenant]:
+                        await self._run_lines(store, batch, owner)
         except TimeoutError:
             outcome = "expired"
         except asyncio.CancelledError:
@@ -200,23 +222,40 @@ class BatchJobs:
 
     async def _run_lines(self, store: BatchStore, batch: StoredBatch, owner: BatchOwner) -> None:
         async with self._client(owner) as client:
-            sender = BatchSender(client, _MAX_RETRIES, max_wait_s=_RETRY_S, room=self._room, max_breaks=_MAX_BREAKS)
-
-            async def send(line: BatchLine) -> BatchEntry:
-                return await sender(_without_priority(line))
-
+            sender = BatchSender(
+                client,
+                _MAX_RETRIES,
+                max_wait_s=_RETRY_S,
+                room=lambda line: self._in_turn(owner.tenant, _num_sequences(line)),
+                max_breaks=_MAX_BREAKS,
+            )
             while True:
-                with ExitStack() as opened:
-                    files = await run_in_thread(lambda: opened.enter_context(store.output_files(batch)))
+                opened = ExitStack()
+                try:
+                    files = await run_in_thread(partial(opened.enter_context, store.output_files(batch)))
                     count = _counter(batch, files)
                     count(None)
-                    try:
-                        await run_batch(files, send, self._num_at_once, count)
-                    except EngineError as error:
-                        _log.warning("the batch %s waits: %s", batch.id, error)
-                    else:
-                        return
+                    await run_batch(files, sender, self._num_at_once, count)
+                except FileNotFoundError:
+                    raise
+                except (EngineError, OSError) as error:  # such as a full disk
+                    _log.warning("the batch %s waits: %s", batch.id, error)
+                else:
+                    return
+                finally:
+                    await run_in_thread(opened.close)
                 await asyncio.sleep(_RETRY_S)
+
+    @asynccontextmanager
+    async def _in_turn(self, tenant: str, num_slots: int) -> AsyncIterator[None]:
+        """Hold slots during the block. Tenants take turns."""
+        turn = self._slots.enter(tenant, num_slots)
+        try:
+            await turn
+            yield
+        finally:
+            if not turn.cancelled():
+                self._slots.leave(tenant, num_slots)
 
     def _client(self, owner: BatchOwner) -> httpx.AsyncClient:
         """Return a client of the server's own application, whose requests are the owner's."""
@@ -224,7 +263,7 @@ class BatchJobs:
 
         async def call(scope: Scope, receive: Receive, send: Send) -> None:
             context = RequestContext.of(scope)
-            context.is_internal, context.priority = True, PRIORITY
+            context.is_internal, context.fixed_priority = True, PRIORITY
             context.tenant, context.key_digest = owner.tenant, digest
             context.account = self._server.kept.key_accounts.of_batch(digest, owner.tenant)
             await self._app(scope, receive, send)
@@ -241,7 +280,10 @@ class BatchJobs:
 
     async def _sweep(self, store: BatchStore) -> None:
         while True:
-            await run_in_thread(lambda: store.delete_expired(self._clock()))
+            try:
+                await run_in_thread(lambda: store.delete_expired(self._clock()))
+            except Exception:  # noqa: BLE001 - logged, and tried again
+                _log.exception("expired files of batches are not deleted")
             await asyncio.sleep(_SWEEP_S)
 
 
@@ -273,13 +315,20 @@ def _check(store: BatchStore, batch: StoredBatch) -> list[InputError]:
 
 
 def _finish(store: BatchStore, batch: StoredBatch, owner: BatchOwner, outcome: BatchStatus, now: int) -> None:
-    """Write the errors of lines that were not run, and add the files of results and errors. In a thread."""
+    """Write the errors of lines that were not run, and add the files of results and errors to the store. In a thread."""
     with store.output_files(batch) as files:
         while outcome != "completed" and any(window := files.next_window()):
             for line in window[0]:
                 reason = BatchFailure(f"batch_{outcome}", f"the batch was {outcome} before this request had a response")
                 files.write(BatchEntry(new_id(), line.custom_id, None, reason))
+            for entry in window[1]:
+                files.write(entry)
         _counter(batch, files)(None)
+    _add_outputs(store, batch, owner, now)
+
+
+def _add_outputs(store: BatchStore, batch: StoredBatch, owner: BatchOwner, now: int) -> None:
+    """Add the files of results and errors to the store, if they have entries."""
     found: list[str | None] = []
     for file_id, kind in zip(output_ids(batch), ("output", "errors"), strict=True):
         path = store.path(file_id)
@@ -301,10 +350,18 @@ def _finish(store: BatchStore, batch: StoredBatch, owner: BatchOwner, outcome: B
     batch.output_file_id, batch.error_file_id = found
 
 
-def _without_priority(line: BatchLine) -> BatchLine:
-    """Return a line whose body has no priority of its own."""
-    if b'"priority"' not in bytes(line.body):
-        return line
-    body = msgspec.json.decode(line.body, type=dict[str, msgspec.Raw])
-    body.pop("priority", None)
-    return msgspec.structs.replace(line, body=msgspec.Raw(msgspec.json.encode(body)))
+class _Sequences(msgspec.Struct):
+    """The members of a body that decide how many sequences it generates."""
+
+    n: Any = None
+    prompt: Any = None
+
+
+def _num_sequences(line: BatchLine) -> int:
+    """Return how many slots a line takes: choices of each of its prompts."""
+    try:
+        body = msgspec.json.decode(line.body, type=_Sequences)
+    except msgspec.DecodeError:  # the route refuses it
+        return 1
+    is_list = isinstance(body.prompt, list) and bool(body.prompt) and not isinstance(body.prompt[0], int)
+    return max(1, body.n if isinstance(body.n, int) else 1) * (len(body.prompt) if is_list else 1)

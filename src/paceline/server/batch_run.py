@@ -17,7 +17,7 @@ import random
 import sqlite3
 import stat
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
@@ -453,7 +453,7 @@ class BatchSender:
         max_retries: Attempts after the first.
         backoff_s: Seconds before the second attempt.
         max_wait_s: Most seconds between two attempts.
-        room: Held during each attempt.
+        room: Returns a context manager that is held during each attempt of a line.
         max_breaks: Attempts that may end with 502, 504 or without a response; after one more the line is an error, whatever
             other lines do. None: no such limit.
     """
@@ -465,12 +465,11 @@ class BatchSender:
         backoff_s: float = 0.5,
         *,
         max_wait_s: float = _LONGEST_WAIT_S,
-        room: AbstractAsyncContextManager[Any] | None = None,
+        room: Callable[[BatchLine], AbstractAsyncContextManager[Any]] = lambda _: nullcontext(),
         max_breaks: int | None = None,
     ) -> None:
         self._client, self._max_retries, self._backoff_s, self._max_wait_s = client, max_retries, backoff_s, max_wait_s
-        self._room: AbstractAsyncContextManager[Any] = nullcontext() if room is None else room
-        self._max_breaks = max_breaks
+        self._room, self._max_breaks = room, max_breaks
         self._num_served = 0
 
     async def __call__(self, line: BatchLine) -> BatchEntry:
@@ -512,7 +511,7 @@ class BatchSender:
     async def _attempt(self, line: BatchLine) -> httpx.Response | httpx.RequestError:
         try:
             headers = {"content-type": "application/json"}
-            async with self._room:
+            async with self._room(line):
                 return await self._client.post(line.url, content=bytes(line.body), headers=headers)
         except httpx.RequestError as error:
             return error
@@ -549,11 +548,16 @@ def _entry_of(line: BatchLine, response: httpx.Response) -> BatchEntry:
 async def run_in_thread(function: Callable[[], T]) -> T:
     """Call a function in a thread, as `asyncio.to_thread` does. If this is cancelled, it ends after the function."""
     work = asyncio.ensure_future(asyncio.to_thread(function))
-    try:
-        return await asyncio.shield(work)
-    except asyncio.CancelledError:
-        await asyncio.wait((work,))
-        raise
+    cancelled: asyncio.CancelledError | None = None
+    while not work.done():
+        try:
+            await asyncio.wait((work,))
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        work.exception()  # otherwise unread
+        raise cancelled
+    return work.result()
 
 
 async def run_batch(
@@ -570,9 +574,15 @@ async def run_batch(
         on_entry: Called after an entry was written.
     """
 
-    def write(entry: BatchEntry) -> None:
-        files.write(entry)
-        on_entry(entry)
+    async def write(entries: Sequence[BatchEntry]) -> None:
+        def write_all() -> None:
+            for entry in entries:
+                files.write(entry)
+
+        if entries:
+            await run_in_thread(write_all)
+        for entry in entries:
+            on_entry(entry)
 
     waiting: deque[BatchLine] = deque()
     running: set[asyncio.Future[BatchEntry]] = set()
@@ -581,8 +591,7 @@ async def run_batch(
             if not waiting:
                 lines, refused = await run_in_thread(files.next_window)
                 waiting.extend(lines)
-                for entry in refused:
-                    write(entry)
+                await write(refused)
                 if refused and not lines:
                     continue
             while waiting and len(running) < num_at_once:
@@ -591,9 +600,7 @@ async def run_batch(
                 return
             ended, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             failures = [error for task in ended if (error := task.exception()) is not None]
-            for task in ended:
-                if task.exception() is None:
-                    write(task.result())
+            await write([task.result() for task in ended if task.exception() is None])
             if failures:
                 raise failures[0]
     finally:

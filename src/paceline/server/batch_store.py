@@ -14,13 +14,13 @@ import shutil
 import sqlite3
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal, TypeVar
 
 import msgspec
 
-from paceline.errors import CapacityError, InvalidParams, Unsupported
+from paceline.errors import CapacityError, EngineError, InvalidParams, Unsupported
 from paceline.server.batch_run import BatchFiles
 
 MAX_FILES: Final = 10_000
@@ -130,34 +130,52 @@ def database_of(folder: Path) -> Path:
 class BatchStore:
     """The files and batches of one server.
 
-    Raises `CapacityError` if another server uses the folder, `Unsupported` if a newer version wrote it, and `OSError`.
+    Raises `CapacityError` if another server uses the folder, `Unsupported` if a newer version wrote it, `EngineError` if its
+    database is damaged, and `OSError`.
     """
 
     def __init__(self, folder: Path) -> None:
         self._files = folder / "files"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._files.mkdir(mode=0o700, exist_ok=True)
-        self._lock_file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._db = sqlite3.connect(database_of(folder), isolation_level=None, check_same_thread=False)
-        except BlockingIOError:
-            os.close(self._lock_file)
-            raise CapacityError(
-                f"another server has the batches in {folder}; start this one with --batch-folder FOLDER"
-            ) from None
         self._lock = threading.Lock()
-        if self._db.execute("PRAGMA user_version").fetchone()[0] > _VERSION:
-            self.close()
-            raise Unsupported(f"a newer version has written the batches in {folder}; name another --batch-folder")
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.executescript(_SCHEMA)
+        with ExitStack() as opened:
+            lock_file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            opened.callback(os.close, lock_file)
+            try:
+                fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise CapacityError(
+                    f"another server has the batches in {folder}; start this one with --batch-folder FOLDER"
+                ) from None
+            try:
+                self._db = sqlite3.connect(database_of(folder), isolation_level=None, check_same_thread=False)
+                opened.callback(self._db.close)
+                if self._db.execute("PRAGMA user_version").fetchone()[0] > _VERSION:
+                    raise Unsupported(
+                        f"a newer version has written the batches in {folder}; name another --batch-folder"
+                    )
+                self._db.execute("PRAGMA journal_mode = WAL")
+                self._db.executescript(_SCHEMA)
+                self._delete_unknown()
+            except (sqlite3.DatabaseError, msgspec.DecodeError) as error:
+                raise EngineError(
+                    f"the batches in {folder} cannot be read ({error}); repair its database, or name another --batch-folder"
+                ) from None
+            self._opened = opened.pop_all()
+
+    def _delete_unknown(self) -> None:
+        """Delete contents of files that have no record: of an upload that did not end."""
+        known = {file_id for (file_id,) in self._db.execute("SELECT id FROM files")}
+        known.update(*(output_ids(batch) for batch, _ in self.open_batches()))
+        for path in self._files.iterdir():
+            if path.name not in known:
+                path.unlink()
 
     def close(self) -> None:
         """Close the database, and leave the folder to another server."""
         with self._lock:
-            self._db.close()
-            os.close(self._lock_file)
+            self._opened.close()
 
     # ---- files
 
@@ -177,10 +195,14 @@ class BatchStore:
                     f"there are {count} files with {size} bytes, and may be {MAX_FILES} with {MAX_BYTES}; delete some"
                 )
             path = self.path(record.id)
-            with path.open("xb") as target:
-                shutil.copyfileobj(content, target)
-                target.flush()
-                os.fsync(target.fileno())
+            try:
+                with path.open("xb") as target:
+                    shutil.copyfileobj(content, target)
+                    target.flush()
+                    os.fsync(target.fileno())
+            except BaseException:
+                path.unlink(missing_ok=True)
+                raise
         row = (record.id, tenant, record.purpose, record.bytes, record.expires_at, msgspec.json.encode(record))
         self._execute(
             "INSERT OR REPLACE INTO files (id, tenant, purpose, bytes, expires_at, record) VALUES (?, ?, ?, ?, ?, ?)",

@@ -257,14 +257,15 @@ MAX_SMALL_TEXTS_BYTES: Final = 1 << 20
 
 
 class TurnQueue:
-    """Requests that share a number of bytes; a request waits until there is room for it.
+    """Requests that share a number of bytes, or of slots; a request waits until there is room for it.
 
     Tenants take turns, and the requests of one tenant are served in order. A tenant with several requests under way has at most
-    half of the bytes. A request with more bytes than there are counts as all of them.
+    half of the bytes, or `max_of_tenant`. A request with more bytes than there are counts as all of them.
     """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, max_of_tenant: int | None = None) -> None:
         self._max_bytes = self._free_bytes = max_bytes
+        self._max_of_tenant = max_bytes // 2 if max_of_tenant is None else max_of_tenant
         self._running: Counter[str] = Counter()
         self._waiting: dict[str, deque[tuple[int, asyncio.Future[None]]]] = {}  # tenants in the order of their turns
 
@@ -303,7 +304,7 @@ class TurnQueue:
                 continue
             num_bytes, turn = queue[0]
             running = self._running[tenant]
-            if running and running + num_bytes > self._max_bytes // 2:
+            if running and running + num_bytes > self._max_of_tenant:
                 continue
             if num_bytes > self._free_bytes:
                 return False

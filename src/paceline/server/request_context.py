@@ -69,7 +69,7 @@ class RequestContext:
         stop_waiting: Called when there is a stream, or will be none.
         waited_s: The time that it has waited for its turn.
         is_internal: Whether the server makes it for a batch, with the tenant and the account of the batch.
-        priority: Of its generations, unless its body has a priority.
+        fixed_priority: The priority of its generations, whatever its body has; None: the body's.
     """
 
     request_id: str
@@ -92,7 +92,7 @@ class RequestContext:
     stop_waiting: Callable[[], object] = lambda: None
     waited_s: float = 0.0
     is_internal: bool = False
-    priority: int = 0
+    fixed_priority: int | None = None
 
     @classmethod
     def of(cls, scope: Scope | MutableMapping[str, Any]) -> RequestContext:

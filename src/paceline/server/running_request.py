@@ -72,7 +72,9 @@ async def start_request(  # noqa: PLR0913 - one request and how it is read
 
     def prepare(engine: EngineClient) -> list[Request]:
         check_num_prompts(engine, options.get("tenant", ""), len(prompts), params.n)
-        request_options = streamed_or_whole(options, params, streaming=streaming, waited_s=context.waited_s)
+        request_options = streamed_or_whole(
+            options, params, streaming=streaming, waited_s=context.waited_s, priority=context.fixed_priority
+        )
         limited = params if streaming and not keeps_stream else with_logprobs_limit(params, engine, len(prompts))
         return [engine.prepare(prompt, limited, request_options) for prompt in while_wanted(prompts)]
 
@@ -240,10 +242,20 @@ def less_waited(options: Mapping[str, Any], waited_s: float) -> dict[str, Any]:
 
 
 def streamed_or_whole(
-    options: Mapping[str, Any], params: SamplingParams, *, streaming: bool, waited_s: float = 0.0
+    options: Mapping[str, Any],
+    params: SamplingParams,
+    *,
+    streaming: bool,
+    waited_s: float = 0.0,
+    priority: int | None = None,
 ) -> RequestOptions:
-    """Return the options of a request, from keywords. waited_s: seconds of its timeouts that have passed."""
+    """Return the options of a request, from keywords.
+
+    waited_s: seconds of its timeouts that have passed. priority: in place of the priority in the keywords; None: keep that.
+    """
     options = less_waited(options, waited_s)
+    if priority is not None:
+        options = {**options, "priority": priority}
     if streaming:
         num_tokens = MAX_BUFFERED_TOKENS
         if params.logprobs is not None:

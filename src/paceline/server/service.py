@@ -470,7 +470,6 @@ class Service(Server):
             "lora": dict(self.settings.lora_scales) if adapter is None else {adapter: 1.0},
             "timeout_s": self.settings.timeout_s,
             "special": self.settings.special,
-            "priority": context.priority,
         }
 
     async def request_media(self, *values: object, in_chat: bool = False) -> RequestMedia:

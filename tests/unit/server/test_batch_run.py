@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from paceline.server.batch_run import (
     new_id,
     num_tokens_of,
     run_batch,
+    run_in_thread,
 )
 
 Handler = Callable[[httpx.Request], httpx.Response]
@@ -483,6 +485,44 @@ def test_a_server_that_stays_away_ends_the_run_and_no_line(batch: Batch, status:
     assert batch.failed() == batch.done() == []
     batch.answer = usual
     assert batch.run() == (2, 0)
+
+
+def test_files_are_written_in_a_thread(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow disk stops no event loop."""
+    writers: list[threading.Thread] = []
+    write = BatchFiles.write
+
+    def note(files: BatchFiles, entry: BatchEntry) -> None:
+        writers.append(threading.current_thread())
+        write(files, entry)
+
+    monkeypatch.setattr(BatchFiles, "write", note)
+    batch.has([request("one"), "bad"])
+    assert batch.run() == (2, 1)
+    assert len(writers) == 2 and threading.main_thread() not in writers
+
+
+def test_a_function_in_a_thread_outlives_cancellation() -> None:
+    """However often it is cancelled: the function uses files that are closed next."""
+    may_end, has_ended = threading.Event(), False
+
+    def work() -> None:
+        nonlocal has_ended
+        may_end.wait(30)
+        has_ended = True
+
+    async def main() -> None:
+        task = asyncio.create_task(run_in_thread(work))
+        for _ in range(2):
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.sleep(0)
+        assert not task.done()
+        may_end.set()
+        await asyncio.wait((task,))
+        assert task.cancelled() and has_ended
+
+    asyncio.run(main())
 
 
 def test_the_tokens_of_a_response_are_counted() -> None:

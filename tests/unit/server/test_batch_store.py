@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.errors import CapacityError, InvalidParams, Unsupported
+from paceline.errors import CapacityError, EngineError, InvalidParams, Unsupported
 from paceline.server import batch_store
 from paceline.server.batch_store import (
     BatchOwner,
@@ -83,6 +83,38 @@ def test_a_folder_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(Unsupported, match="newer version"):
             BatchStore(tmp_path)
+
+
+def test_a_damaged_folder_is_refused_and_not_locked(tmp_path: Path) -> None:
+    """So that it can be opened once it is repaired."""
+    BatchStore(tmp_path).close()
+    content = database_of(tmp_path).read_bytes()
+    database_of(tmp_path).write_bytes(b"no database" * 1000)
+    for _ in range(2):
+        with pytest.raises(EngineError, match="cannot be read"):
+            BatchStore(tmp_path)
+    database_of(tmp_path).write_bytes(content)
+    BatchStore(tmp_path).close()
+
+
+def test_an_upload_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    """Nor does an upload during which the server was killed."""
+
+    class Broken(io.BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            raise OSError(28, "No space left on device")
+
+    store = BatchStore(tmp_path)
+    record = file()
+    with pytest.raises(OSError, match="No space"):
+        store.add_file("", record, Broken())
+    assert not store.path(record.id).exists()
+    kept, torn = add(store), store.path(new_file_id())
+    torn.write_bytes(b"abc")
+    store.close()
+    store = BatchStore(tmp_path)
+    assert (torn.exists(), store.path(kept).exists()) == (False, True)
+    store.close()
 
 
 def test_a_folder_is_of_one_server_at_a_time(tmp_path: Path) -> None:

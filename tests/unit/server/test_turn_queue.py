@@ -41,6 +41,20 @@ def test_requests_of_a_tenant_take_turns_in_order() -> None:
     run(test)
 
 
+def test_a_tenant_may_have_everything_if_the_queue_says_so() -> None:
+    """Another tenant has the next turn all the same."""
+
+    async def test() -> None:
+        queue = TurnQueue(3, 3)
+        first = [queue.enter("a", size) for size in (2, 1, 1, 1)]
+        second = queue.enter("b", 1)
+        assert begun(*first, second) == [True, True, False, False, False]
+        queue.leave("a", 2)
+        assert begun(*first, second) == [True, True, True, False, True]
+
+    asyncio.run(test())
+
+
 def test_another_tenant_does_not_wait_for_a_flood() -> None:
     """It has the other half at once, and the next free turn after that."""
 

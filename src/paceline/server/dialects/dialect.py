@@ -148,6 +148,7 @@ class ChatGeneration(Generation):
                 self.params,
                 streaming=self.streaming,
                 waited_s=context.waited_s,
+                priority=context.fixed_priority,
             )
             prompt = chat.prompt(chat_format.tokenizer)
             try:

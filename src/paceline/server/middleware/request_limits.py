@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.server.api_errors import ApiError, ApiException, ClientDisconnected, ServerDraining
 from paceline.server.in_flight import ByteBudget, ByteReservation
+from paceline.server.key_accounts import KeyAccount
 from paceline.server.request_context import HttpMiddleware, RequestContext
 from paceline.server.routes import RouteFacts, error_response, facts_of
 from paceline.server.service import Server
@@ -85,7 +86,8 @@ class RequestLimit(HttpMiddleware):
 class KeyLimits(HttpMiddleware):
     """Hold requests for a model to the limits of their API key (429), tell clients the limits, and count the usage.
 
-    POST requests of routes that compute with a model are limited. A refused request costs nothing.
+    POST requests of routes that compute with a model are limited. A refused request costs nothing. Requests of batches leave
+    one of several places to interactive requests.
     """
 
     def __init__(self, app: ASGIApp, service: Server) -> None:
@@ -107,6 +109,8 @@ class KeyLimits(HttpMiddleware):
 
         try:
             account.check()
+            if context.is_internal:
+                _leave_place(account)
         except ApiException as refused:
             await error_response(refused.api_error, scope, _CLOSE)(scope, receive, send_with_limits)
             return
@@ -118,6 +122,14 @@ class KeyLimits(HttpMiddleware):
             account.num_in_flight -= 1
             context.settle()
             self._accounts.save_soon()
+
+
+def _leave_place(account: KeyAccount) -> None:
+    """Raise `ApiException` (429) if a batch's request would take the last of several places of its key."""
+    most = account.key.max_requests
+    if most is not None and account.num_in_flight >= max(1, most - 1):
+        text = "requests of batches leave a place to other requests of their API key"
+        raise ApiException(ApiError(429, "rate_limit_error", "too_many_requests", text, retry_after_s=1))
 
 
 class BodyReader(HttpMiddleware):

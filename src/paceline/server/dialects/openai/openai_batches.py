@@ -12,6 +12,7 @@ from pydantic import Field
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
+from starlette.types import Message
 
 from paceline.errors import InvalidParams
 from paceline.server.api_errors import OPENAI_FORM, ApiException, invalid_request
@@ -30,6 +31,7 @@ from paceline.server.request_context import RequestContext
 from paceline.server.routes import RouteFacts, Routes
 
 _MAX_FIELDS: Final = 16
+_PIECE_BYTES: Final = 1 << 18
 _MIN_LIFE_S: Final = 3600
 _MAX_METADATA: Final = 16
 
@@ -76,7 +78,7 @@ _FORM: Final[dict[str, Any]] = {
 async def upload(request: Request) -> Response:
     """Upload a file for a batch. It is deleted after 30 days, or the seconds of `expires_after`."""
     store = await _jobs(request).store()
-    form = await request.form(max_files=1, max_fields=_MAX_FIELDS)
+    form = await _in_pieces(request).form(max_files=1, max_fields=_MAX_FIELDS)
     try:
         file, purpose = form.get("file"), form.get("purpose")
         if not isinstance(file, UploadFile):
@@ -96,6 +98,22 @@ async def upload(request: Request) -> Response:
     finally:
         await form.close()
     return json_response(record)
+
+
+def _in_pieces(request: Request) -> Request:
+    """Return a request whose body comes in pieces: a form is parsed on the event loop, piece by piece."""
+    body = memoryview(b"")
+    is_read = False
+
+    async def receive() -> Message:
+        nonlocal body, is_read
+        if not is_read:
+            body, is_read = memoryview(await request.body()), True
+        await asyncio.sleep(0)
+        piece, body = bytes(body[:_PIECE_BYTES]), body[_PIECE_BYTES:]
+        return {"type": "http.request", "body": piece, "more_body": bool(body)}
+
+    return Request(request.scope, receive)
 
 
 def _life_s(anchor: object, seconds: object) -> int:
