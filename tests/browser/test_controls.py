@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import socket
+from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +14,7 @@ from tests.browser.chat_page import ChatPage, conversation_file, wait_count, wai
 from tests.e2e.served import Served
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Route
+    from playwright.sync_api import FrameLocator, Route
 
 pytestmark = [pytest.mark.browser, pytest.mark.native, pytest.mark.full]
 
@@ -43,8 +45,57 @@ def test_formulas_and_long_code_are_shown_whole(served: Served, open_page: Open,
     assert heights[0] == heights[1]
 
 
-def test_preview_has_neither_the_origin_nor_the_network(served: Served, open_page: Open, tmp_path: Path) -> None:
-    """HTML of a reply runs in its frame alone: it reaches nothing of the page, and no server."""
+def _preview(chat: ChatPage) -> FrameLocator:
+    """The frame of a page without its scripts."""
+    return chat.page.frame_locator("iframe[title=Preview]").frame_locator("iframe")
+
+
+def test_preview_runs_no_script_and_reaches_no_network(served: Served, open_page: Open, tmp_path: Path) -> None:
+    """Neither WebRTC nor the name of a link leaves it, and it takes no focus; with scripts WebRTC does leave it."""
+    with socket.socket(type=socket.SOCK_DGRAM) as quiet, socket.socket(type=socket.SOCK_DGRAM) as called:
+        for udp in (quiet, called):
+            udp.bind(("127.0.0.1", 0))
+        called.settimeout(60)
+        quiet.setblocking(False)
+
+        def code(udp: socket.socket) -> str:
+            script = (
+                f"const c = new RTCPeerConnection({{iceServers: [{{urls: 'stun:127.0.0.1:{udp.getsockname()[1]}'}}]}});"
+                "c.createDataChannel('x'); c.createOffer().then(offer => c.setLocalDescription(offer));"
+            )
+            inner = f"<script>{script}</script>"
+            nested = (
+                f"const f = document.createElement('iframe'); f.srcdoc = atob('{b64encode(inner.encode()).decode()}');"
+            )
+            return (
+                f"<style>p {{ color: rgb(1, 2, 3) }}"
+                f"</style><p>waiting</p><input autofocus><script>document.querySelector('p').textContent = 'run';"
+                f"{nested} document.body.append(f);</script>"
+            )
+
+        chat = open_page(served.url)
+        link = "<link rel=dns-prefetch href='//name.invalid'>"
+        blocks = f"```html\n{link}{code(quiet)}\n```\n```html\n{code(called)}\n```\n"
+        _imported(chat, tmp_path, ["Write.", blocks], "Calls")
+        chat.page.get_by_role("button", name="Preview", exact=True).first.click()
+        shown = _preview(chat).locator("p")
+        wait_holds(shown, "waiting")
+        assert shown.evaluate("one => getComputedStyle(one).color") == "rgb(1, 2, 3)"
+        wait_count(_preview(chat).locator("link"), 0)
+        assert chat.page.evaluate("document.activeElement.tagName") != "IFRAME"
+        chat.page.get_by_role("button", name="Code", exact=True).click()
+        chat.page.get_by_role("button", name="Preview", exact=True).last.click()
+        chat.page.get_by_role("button", name="Run scripts").click()
+        wait_holds(chat.page.frame_locator("iframe[title=Preview]").locator("p"), "run")
+        assert called.recv(2000)  # so packets of the first preview would have come before
+        with pytest.raises(BlockingIOError):
+            quiet.recv(2000)
+
+
+def test_preview_with_scripts_has_neither_the_origin_nor_requests(
+    served: Served, open_page: Open, tmp_path: Path
+) -> None:
+    """HTML of a reply runs in its frame alone: it reaches nothing of the page, and no request leaves it."""
     chat = open_page(served.url)
     script = """
         const told = [origin];
@@ -57,13 +108,16 @@ def test_preview_has_neither_the_origin_nor_the_network(served: Served, open_pag
     code = f"<style>p {{ color: rgb(1, 2, 3) }}</style><p>waiting</p><script>{script}</script>"
     _imported(chat, tmp_path, ["Write.", f"```html\n{code}\n```\n```svg\n<svg><circle r='9'/></svg>\n```"], "Pages")
     chat.page.get_by_role("button", name="Preview", exact=True).first.click()
+    wait_holds(_preview(chat).locator("p"), "waiting")
+    chat.page.get_by_role("button", name="Run scripts").click()
     shown = chat.page.frame_locator("iframe[title=Preview]").locator("p")
     wait_holds(shown, "null, no page, no storage, no server")
     assert shown.evaluate("one => getComputedStyle(one).color") == "rgb(1, 2, 3)"
     chat.page.get_by_role("button", name="Code", exact=True).click()
     wait_count(chat.page.locator("iframe"), 0)
     chat.page.get_by_role("button", name="Preview", exact=True).last.click()
-    chat.page.frame_locator("iframe[title=Preview]").locator("svg circle").wait_for()
+    _preview(chat).locator("svg circle").wait_for()
+    wait_count(chat.page.get_by_role("button", name="Run scripts"), 0)
     assert chat.failures  # of the policy, about the request to the server
     assert all("v1/models" in failure for failure in chat.failures)
     chat.failures.clear()

@@ -197,6 +197,31 @@ describe("a block of code", () => {
     expect(root.querySelector("pre")).toBeNull();
   });
 
+  it("runs the scripts of a preview only when asked, for each page", async () => {
+    const buttons = (): string[] => [...root.querySelectorAll("button:not(.icon-button)")].map((one) => one.textContent ?? "");
+    const press = (name: string): void => [...root.querySelectorAll("button")].find((one) => one.textContent === name)?.click();
+    const posted = (): unknown => {
+      const frame = root.querySelector("iframe") as HTMLIFrameElement;
+      const post = vi.spyOn(frame.contentWindow as Window, "postMessage").mockImplementation(() => undefined);
+      frame.dispatchEvent(new Event("load"));
+      frame.dispatchEvent(new Event("load")); // of the written page
+      expect(post).toHaveBeenCalledTimes(1);
+      return post.mock.calls[0]?.[0];
+    };
+    const page = '<b onclick="x()">x</b>';
+    const root = drawn(`\`\`\`html\n${page}\n\`\`\``, false);
+    press("Preview");
+    await vi.waitFor(() => expect(buttons()).toEqual(["Code", "Run scripts"]));
+    expect(posted()).toEqual({ page, isRun: false });
+    press("Run scripts");
+    await vi.waitFor(() => expect(buttons()).toEqual(["Code"]));
+    expect(posted()).toEqual({ page, isRun: true });
+    drawn(`\`\`\`html\n${page}${page}\n\`\`\``, false, root);
+    await vi.waitFor(() => expect(buttons()).toEqual(["Code", "Run scripts"]));
+    drawn("```html\n<b>x</b>\n```", false, root);
+    await vi.waitFor(() => expect(buttons()).toEqual(["Code"]));
+  });
+
   it("has a preview if it is a page or a drawing", () => {
     expect(previewOf("<b>x</b>", "html")).toBe("<b>x</b>");
     expect(previewOf("<!DOCTYPE html><p>", "")).toBe("<!DOCTYPE html><p>");

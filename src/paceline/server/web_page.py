@@ -1,7 +1,8 @@
 """The web page at GET /: the files that were built into this package, or the files of a folder.
 
 Built files are read once and kept, compressed as well. The page has a strict content security policy: no inline scripts or
-styles, and nothing from other hosts. A folder's files are sent unchanged, as llama-server does with `--path`.
+styles, and nothing from other hosts. A worker has the policy of its own response, so each built file is sent with one. A
+folder's files are sent unchanged, as llama-server does with `--path`.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ PREVIEW_POLICY: Final = (
     "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; "
     "media-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
 )
-"""An origin of its own, inline code, and no network."""
+"""An origin of its own and inline code. It blocks each request of the document, but not WebRTC, and not the name lookup of an
+address that the document tries to open: the page runs no script of a model there before a person asks for it."""
 
 _TYPES: Final = {
     ".html": "text/html; charset=utf-8",
@@ -103,14 +105,15 @@ class BuiltFile:
             "cache-control": _FOREVER if name.startswith("assets/") else "no-cache",
             **_SAFE,
         }
-        if name == PREVIEW:
-            headers |= {"content-security-policy": PREVIEW_POLICY}
-        elif name.endswith(".html"):
-            headers |= {"content-security-policy": POLICY, "x-frame-options": "DENY"}
+        headers["content-security-policy"] = PREVIEW_POLICY if name == PREVIEW else POLICY
+        if name.endswith(".html") and name != PREVIEW:
+            headers["x-frame-options"] = "DENY"
+        # With the headers: a browser that has the file under an older policy gets the new one.
+        identity = hashlib.sha256(repr(sorted(headers.items())).encode() + content)
         return cls(
             content=content,
             compressed=compressed if len(compressed) < len(content) else None,
-            tag=hashlib.sha256(content).hexdigest()[:32],
+            tag=identity.hexdigest()[:32],
             headers=headers,
         )
 
@@ -125,7 +128,7 @@ class BuiltFile:
         more["etag"] = f'"{tag}"'
         tags = [entry.strip().removeprefix("W/").strip('"') for entry in headers.get("if-none-match", "").split(",")]
         if tag in tags or tags == ["*"]:
-            kept = ("cache-control", "etag", "vary")
+            kept = ("cache-control", "content-security-policy", "etag", "vary")
             return PageResponse(304, {name: more[name] for name in kept if name in more})
         return PageResponse(200, more, content)
 

@@ -35,6 +35,8 @@ def test_the_page_allows_no_inline_code_and_is_checked_each_time() -> None:
     assert (script.content, script.headers["content-type"]) == (SCRIPT, "text/javascript; charset=utf-8")
     assert "immutable" in script.headers["cache-control"]
     assert script.headers["x-content-type-options"] == "nosniff"
+    # A worker that is made of the file has this policy, and not the page's.
+    assert script.headers["content-security-policy"] == page.headers["content-security-policy"]
 
 
 @pytest.mark.parametrize(
@@ -51,7 +53,7 @@ def test_a_file_is_compressed_for_clients_that_accept_it(accepted: str, is_compr
     assert "vary" not in get(built(), "/icon.svg").headers  # too small to be worth it
 
 
-def test_the_document_of_previews_has_an_origin_of_its_own_and_no_network() -> None:
+def test_the_document_of_previews_has_an_origin_of_its_own_and_loads_nothing() -> None:
     """The page may frame it, and no other page may."""
     policy = BuiltFile.of("preview.html", b"<script></script>").headers["content-security-policy"]
     assert policy.startswith("sandbox allow-scripts; default-src 'none';")
@@ -66,9 +68,18 @@ def test_a_browser_that_has_a_file_gets_a_304() -> None:
     for given in (tag, f"W/{tag}", f'"x", {tag}', "*"):
         found = get(built(), "/", if_none_match=given)
         assert (found.status, found.content, found.headers["etag"]) == (304, b"", tag)
+        assert found.headers["content-security-policy"] == web_page.POLICY
     assert get(built(), "/", if_none_match='"x"').status == 200
     other = BuiltFile.of("index.html", b"<!doctype HTML>")  # of the same size
     assert other.respond({}).headers["etag"] != tag
+
+
+def test_a_file_with_a_new_policy_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tag depends on the headers, as a browser keeps them beside the content."""
+    tag = get(built(), "/").headers["etag"]
+    monkeypatch.setattr(web_page, "POLICY", "default-src 'none'")
+    found = get(built(), "/", if_none_match=tag)
+    assert (found.status, found.headers["content-security-policy"]) == (200, "default-src 'none'")
 
 
 def test_the_trace_viewer_is_no_page_of_a_server() -> None:

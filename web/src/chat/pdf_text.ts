@@ -4,7 +4,7 @@ import workerUrl from "pdfjs-dist/build/pdf.worker.min.mjs?url";
 /** Return the text of a PDF, page by page. It is read in a worker. */
 export async function readPdf(bytes: ArrayBuffer): Promise<string> {
   GlobalWorkerOptions.workerSrc = workerUrl;
-  const loading = getDocument({ data: bytes, disableFontFace: true, useSystemFonts: false, useWasm: false, isOffscreenCanvasSupported: false });
+  const loading = getDocument({ data: bytes, isEvalSupported: false, disableFontFace: true, useSystemFonts: false, useWasm: false, isOffscreenCanvasSupported: false });
   try {
     const pdf = await loading.promise;
     const pages: string[] = [];

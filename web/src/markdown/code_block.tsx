@@ -1,6 +1,6 @@
 import { signal } from "@preact/signals";
 import type { VNode } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useRef, useState } from "preact/hooks";
 import { urlOf } from "../api/http";
 import { CopyButton } from "../ui/copy_button";
 import { Icon, type IconName } from "../ui/icon";
@@ -13,6 +13,8 @@ const SUFFIXES: Record<string, string> = {
   bash: "sh", "c#": "cs", "c++": "cpp", csharp: "cs", javascript: "js", markdown: "md", plaintext: "txt", python: "py", ruby: "rb",
   rust: "rs", shell: "sh", text: "txt", typescript: "ts", yaml: "yml",
 }; // prettier-ignore
+
+const HAS_SCRIPT = /<script|\son[a-z]+\s*=|javascript:/i;
 
 const wraps = signal(false); // of all blocks, as a reader who wants it for one wants it for the next
 
@@ -27,6 +29,7 @@ interface Props {
 export function CodeBlock({ code, language, isGrowing = false }: Props): VNode {
   const [isOpen, setOpen] = useState(false);
   const [isPreviewed, setPreviewed] = useState(false);
+  const [run, setRun] = useState<string | null>(null); // the page whose scripts a person has let run
   const name = /^[\w+#.-]{1,30}/.exec(language)?.[0] ?? "";
   const page = isGrowing ? null : previewOf(code, name.toLowerCase());
   const numLines = code.split("\n").length;
@@ -37,7 +40,7 @@ export function CodeBlock({ code, language, isGrowing = false }: Props): VNode {
       <div class="code-head">
         <span>{name || "text"}</span>
         {page !== null && (
-          <button type="button" class="link" aria-pressed={isPreviewed} onClick={() => setPreviewed(!isPreviewed)}>
+          <button type="button" class="link" aria-pressed={isPreviewed} onClick={() => (setPreviewed(!isPreviewed), setRun(null))}>
             {isPreviewed ? "Code" : "Preview"}
           </button>
         )}
@@ -50,7 +53,15 @@ export function CodeBlock({ code, language, isGrowing = false }: Props): VNode {
           <code>{highlighted(code, name.toLowerCase())}</code>
         </pre>
       ) : (
-        <Preview page={page} />
+        <Preview key={`${run === page} ${page}`} page={page} isRun={run === page} />
+      )}
+      {!isShown && run !== page && HAS_SCRIPT.test(page) && (
+        <p class="code-scripts">
+          <button type="button" class="button" onClick={() => setRun(page)}>
+            Run scripts
+          </button>
+          Scripts are off. They cannot read your conversations, but can take over the keyboard, and send other hosts what the model wrote.
+        </p>
       )}
       {isLong && isShown && (
         <button type="button" class="code-more" aria-expanded={isOpen} onClick={() => setOpen(!isOpen)}>
@@ -76,20 +87,15 @@ function CodeAction(props: { icon: IconName; label: string; isOn?: boolean; onCl
   );
 }
 
-/** A page of a model, in a frame without the origin of this page; the server gives the frame no network either. */
-function Preview({ page }: { page: string }): VNode {
-  const frame = useRef<HTMLIFrameElement>(null);
-  const isReady = useRef(false);
-  const show = (): void => frame.current?.contentWindow?.postMessage(page, "*");
-  const onLoad = (): void => {
-    if (isReady.current) return; // a page that is written loads once more
-    isReady.current = true;
-    show();
+/** A page of a model, in a frame without the origin of this page. isRun: with its scripts. */
+function Preview({ page, isRun }: { page: string; isRun: boolean }): VNode {
+  const isSent = useRef(false); // a page that is written loads once more
+  const onLoad = (event: Event & { currentTarget: HTMLIFrameElement }): void => {
+    if (isSent.current) return;
+    isSent.current = true;
+    event.currentTarget.contentWindow?.postMessage({ page, isRun }, "*");
   };
-  useEffect(() => {
-    if (isReady.current) show();
-  }, [page]);
-  return <iframe ref={frame} class="preview" title="Preview" sandbox="allow-scripts" src={urlOf("preview.html")} onLoad={onLoad} />;
+  return <iframe class="preview" title="Preview" sandbox="allow-scripts" src={urlOf("preview.html")} onLoad={onLoad} />;
 }
 
 /** Return the page that shows a code; null: it is nothing to look at. */
