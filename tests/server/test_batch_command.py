@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from tests.server.running import RunningServer
 from typer.testing import CliRunner, Result
 
-from paceline.cli import batch_command
+from paceline.cli import batch_command, terminal
 from paceline.cli.app import build_app
+from paceline.server.batch_run import BatchEntry, BatchFailure, BatchFiles, new_id
 
 pytestmark = pytest.mark.native
 
@@ -60,6 +63,55 @@ def test_every_endpoint_runs_through_a_server(
     again = run(source, "--url", "http://127.0.0.1:9", "--quiet")  # nothing is left to ask a server for
     assert (again.exit_code, again.stderr) == (1, "")
     assert read_entries(source.with_name("out.jsonl")) == results
+
+
+def test_a_model_is_filled_in_and_a_server_may_stall_for_an_hour(
+    server: RunningServer, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model of -m, into bodies that name none."""
+    sent: list[dict[str, Any]] = []
+    clients: list[httpx.AsyncClient] = []
+    post = httpx.AsyncClient.post
+
+    async def note(client: httpx.AsyncClient, url: str, **options: Any) -> httpx.Response:
+        clients.append(client)
+        sent.append(json.loads(options["content"]))
+        return await post(client, url, **options)
+
+    monkeypatch.setattr(httpx.AsyncClient, "post", note)
+    body = BODIES["/v1/completions"]
+    lines = [{"custom_id": name, "url": "/v1/completions", "body": body | {"model": name}} for name in ("x", "y")]
+    del lines[0]["body"]["model"]
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with server.client() as client:
+        model = client.get("/v1/models").json()["data"][0]["id"]
+    run(source, "--url", server.url, "-m", model, "-q")
+    assert sorted(body["model"] for body in sent) == sorted([model, "y"])
+    assert clients[0].timeout.read == 3600
+
+
+def test_progress_is_shown_before_a_line_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a run of long lines is no silence; the time that is left comes with the first line."""
+    monkeypatch.setattr(batch_command, "_UPDATE_S", 0.001)
+    monkeypatch.setattr(batch_command, "_REPORT_S", 0.0)
+    notes: list[str] = []
+    monkeypatch.setattr(terminal, "note", notes.append)
+    source = tmp_path / "in.jsonl"
+    source.write_text(json.dumps({"custom_id": "a", "url": "/v1/completions", "body": {}}) + "\n")
+
+    async def main() -> None:
+        with BatchFiles(source, tmp_path / "out.jsonl", tmp_path / "errors.jsonl") as files:
+            files.next_window()
+            async with batch_command._progress(files, 3, is_shown=True) as on_entry:
+                while not notes:
+                    await asyncio.sleep(0.001)
+                entry = BatchEntry(new_id(), "a", None, BatchFailure("x", ""))
+                files.write(entry)
+                on_entry(entry)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    assert notes[0].startswith("0 of 3 lines, 0 errors") and "left" not in notes[0]
+    assert notes[-1].startswith("1 of 3 lines, 1 error") and notes[-1].endswith(" left")
 
 
 def test_options_of_the_engine_are_refused_with_a_server(source: Path) -> None:

@@ -23,12 +23,14 @@ from paceline.errors import InvalidParams
 if TYPE_CHECKING:
     import httpx
 
-    from paceline.server.batch_run import BatchEntry, BatchFiles
+    from paceline.server.batch_run import BatchEntry, BatchFiles, BatchLine
     from paceline.server.settings import ServerSettings
 
 _LINES_PER_SLOT: Final = 4  # sent at once: prompts that wait are tokenised, and grouped by their prefixes
 _LINES_OF_SERVER: Final = 32
+_READ_S: Final = 3600.0  # without a byte of a server that stalls; a response comes whole, after its generation
 _REPORT_S: Final = 10.0
+_UPDATE_S: Final = 1.0
 
 # fmt: off
 Requests = Annotated[Path, typer.Argument(
@@ -90,7 +92,10 @@ def run(
     """Run the requests of a file, and append their results to another file as they end.
 
     After Ctrl-C or a crash the same command goes on: lines that have a result or an error are not run again. Lines that
-    failed, and lines that are no requests, go to the file of errors; the exit code is 1 if there are any.
+    failed, and lines that are no requests, go to the file of errors.
+
+    The exit code is 0 without errors, 1 if there are some or the run ends early, 2 for wrong options or files of another
+    run, 130 after Ctrl-C.
     """
     of_engine = {"n_gpu_layers": n_gpu_layers, "devices": device, "n_ctx": ctx_size, "num_slots": parallel}
     of_engine = {name: value for name, value in {**of_engine, "n_threads": threads}.items() if value}
@@ -99,14 +104,16 @@ def run(
         raise InvalidParams("options of the engine have no effect with --url: the server there has its own")
 
     def work(stop: StopSignal) -> int:
-        from paceline.server.batch_run import BatchFiles, BatchSender, run_batch
+        from paceline.server.batch_run import BatchFiles, BatchSender, run_batch, run_in_thread
         from paceline.server.settings import ServerSettings
 
         failed = output.with_name(f"{output.stem}.errors{output.suffix}") if errors is None else errors
 
         async def run_all() -> None:
-            if files.is_finished():  # no model is loaded for nothing
+            if await run_in_thread(files.is_finished):  # no model is loaded for nothing
                 return
+            total = None if quiet else await run_in_thread(files.count_lines)
+            served = None
             if url is None:
                 path = None if model is None else option.local_path(model, stop)
                 loras = {"lora": {name: file for name, (file, _) in adapters.items()}} if adapters else {}
@@ -114,15 +121,22 @@ def run(
                 settings = ServerSettings(model=path, engine_options={**of_engine, **loras}, lora_scales=scales)
                 connecting = _own_server(settings)
             else:
-                connecting = _other_server(found_server(url, model, api_key).url, api_key)
+                found = await run_in_thread(lambda: found_server(url, model, api_key, loads=False))
+                served = None if model is None else found.model
+                connecting = _other_server(found.url, api_key)
             async with connecting as (client, num_slots):
                 at_once = concurrency or (_LINES_PER_SLOT * num_slots if num_slots else _LINES_OF_SERVER)
-                with _progress(files, is_shown=not quiet) as on_entry:
-                    await run_batch(files, BatchSender(client, max_retries), at_once, on_entry)
+                sender = BatchSender(client, max_retries)
+
+                async def send(line: BatchLine) -> BatchEntry:
+                    return await sender(line if served is None else _with_model(line, served))
+
+                async with _progress(files, total, is_shown=not quiet) as on_entry:
+                    await run_batch(files, send, at_once, on_entry)
 
         # The name under which a server has the model, so that a run may go on with --url.
         name = "" if model is None else model.rsplit("/", 1)[-1].removesuffix(".gguf")
-        with BatchFiles(requests, output, failed, model=name) as files:
+        with BatchFiles(requests, output, failed, model=name, is_stopped=stop.event.is_set) as files:
             try:
                 asyncio.run(_until_stopped(run_all(), stop))
             finally:
@@ -132,6 +146,17 @@ def run(
 
     if run_work(work):
         raise typer.Exit(FAILED)
+
+
+def _with_model(line: BatchLine, model: str) -> BatchLine:
+    """Return a line whose body names a model: the given one, unless it has one."""
+    import msgspec
+
+    body = msgspec.json.decode(line.body, type=dict[str, msgspec.Raw])
+    if "model" in body:
+        return line
+    body["model"] = msgspec.Raw(msgspec.json.encode(model))
+    return msgspec.structs.replace(line, body=msgspec.Raw(msgspec.json.encode(body)))
 
 
 async def _until_stopped(work: Any, stop: StopSignal) -> None:
@@ -177,7 +202,7 @@ async def _other_server(url: str, api_key: str | None) -> AsyncIterator[tuple[ht
     import httpx
 
     headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
-    timeout = httpx.Timeout(None, connect=10.0)
+    timeout = httpx.Timeout(_READ_S, connect=10.0, pool=None)
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(
         base_url=url, headers=headers, timeout=timeout, limits=limits, trust_env=not is_loopback(url)
@@ -185,47 +210,64 @@ async def _other_server(url: str, api_key: str | None) -> AsyncIterator[tuple[ht
         yield client, 0
 
 
-@contextmanager
-def _progress(files: BatchFiles, *, is_shown: bool) -> Iterator[Callable[[BatchEntry], object]]:
+@asynccontextmanager
+async def _progress(
+    files: BatchFiles, total: int | None, *, is_shown: bool
+) -> AsyncIterator[Callable[[BatchEntry], object]]:
     """Show the progress: a bar if stderr is a terminal, else a line now and then. Yields a function to call with each entry."""
     if not is_shown:
         yield lambda _: None
         return
-    speed, total = _Speed(files), files.count_lines()
-    if not terminal.can_draw(sys.stderr):
-        reported_s = time.monotonic()
+    speed = _Speed(files, total)
+    with _bar(files, speed, total) if terminal.can_draw(sys.stderr) else _notes(files, speed, total) as show:
 
-        def report(entry: BatchEntry) -> None:
-            nonlocal reported_s
+        def add(entry: BatchEntry) -> None:
             speed.add(entry)
-            if time.monotonic() - reported_s >= _REPORT_S:
-                reported_s = time.monotonic()
-                left = speed.seconds_left(total)
-                shown = "" if left is None else f", {timedelta(seconds=round(left))} left"
-                of = "" if total is None else f" of {total:,}"
-                terminal.note(f"{files.num_done:,}{of} lines, {speed.words()}{shown}")
+            show()
 
-        yield report
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        async def show_often() -> None:
+            while True:
+                await asyncio.sleep(_UPDATE_S)
+                show()
 
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}", markup=False), TimeRemainingColumn())
+        showing = asyncio.create_task(show_often())
+        try:
+            yield add
+        finally:
+            showing.cancel()
+
+
+@contextmanager
+def _notes(files: BatchFiles, speed: _Speed, total: int | None) -> Iterator[Callable[[], None]]:
+    reported_s = time.monotonic()
+
+    def show() -> None:
+        nonlocal reported_s
+        if time.monotonic() - reported_s >= _REPORT_S:
+            reported_s = time.monotonic()
+            of = "" if total is None else f" of {total:,}"
+            terminal.note(f"{files.num_done:,}{of} lines, {speed.words()}")
+
+    yield show
+
+
+@contextmanager
+def _bar(files: BatchFiles, speed: _Speed, total: int | None) -> Iterator[Callable[[], None]]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
     console = terminal.console(sys.stderr)
     with Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False) as bar:
         task = bar.add_task("", total=total, completed=files.num_done)
-
-        def advance(entry: BatchEntry) -> None:
-            speed.add(entry)
-            bar.update(task, completed=files.num_done, description=speed.words())
-
-        yield advance
+        yield lambda: bar.update(task, completed=files.num_done, description=speed.words())
 
 
 class _Speed:
-    """Errors, tokens a second and the time that is left of a run."""
+    """Errors, tokens a second and the time that is left of a run. total: lines of the input; None: not known."""
 
-    def __init__(self, files: BatchFiles) -> None:
-        self._files, self._began_s, self._num_before, self._num_tokens = files, time.monotonic(), files.num_done, 0
+    def __init__(self, files: BatchFiles, total: int | None) -> None:
+        self._files, self._total = files, total
+        self._began_s, self._num_before, self._num_tokens = time.monotonic(), files.num_done, 0
 
     def add(self, entry: BatchEntry) -> None:
         """Count the tokens of an entry."""
@@ -235,16 +277,14 @@ class _Speed:
             self._num_tokens += num_tokens_of(bytes(entry.response.body))
 
     def words(self) -> str:
-        """Return the errors so far, and the tokens a second."""
-        tokens_per_s = self._num_tokens / max(time.monotonic() - self._began_s, 1e-3)
-        return f"{terminal.counted(self._files.num_failed, 'error')}{option.shown_speed(tokens_per_s)}"
-
-    def seconds_left(self, total: int | None) -> float | None:
-        """Return the expected seconds until the end; None before the first line has ended, or if `total` is None."""
+        """Return the errors so far, the tokens a second, and the time that is left once a line has ended."""
+        seconds = max(time.monotonic() - self._began_s, 1e-3)
+        text = f"{terminal.counted(self._files.num_failed, 'error')}{option.shown_speed(self._num_tokens / seconds)}"
         num_ended = self._files.num_done - self._num_before
-        if num_ended == 0 or total is None:
-            return None
-        return (time.monotonic() - self._began_s) / num_ended * max(total - self._files.num_done, 0)
+        if self._total is None or not num_ended:
+            return text
+        left_s = seconds / num_ended * max(self._total - self._files.num_done, 0)
+        return f"{text}, {timedelta(seconds=round(left_s))} left"
 
 
 def _summary(files: BatchFiles, output: Path, errors: Path) -> str:

@@ -232,8 +232,11 @@ def launch(
 # ---- the server
 
 
-def found_server(url: str | None, model: str | None, api_key: str | None) -> Endpoint:
-    """Return the endpoint of a running server. Raises `InvalidParams` if no server answers or it lacks the model."""
+def found_server(url: str | None, model: str | None, api_key: str | None, *, loads: bool = True) -> Endpoint:
+    """Return the endpoint of a running server. Raises `InvalidParams` if no server answers or it lacks the model.
+
+    loads: whether a model that is not loaded is loaded for its `num_tokens`, which are a guess otherwise.
+    """
     import httpx
 
     root = (url or _DEFAULT_URL).rstrip("/").removesuffix("/v1")
@@ -261,6 +264,8 @@ def found_server(url: str | None, model: str | None, api_key: str | None) -> End
             raise InvalidParams(f"--model: the server at {root} has {', '.join(names)}, not {model!r:.80}")
         chosen = models[0] if model is None else models[names.index(model)]
         num_tokens = (chosen.get("meta") or {}).get("n_ctx")
+        if not isinstance(num_tokens, int) and not loads:
+            num_tokens = _WANTED_TOKENS
         if not isinstance(num_tokens, int):  # a model of several that is not loaded yet
             settings = client.get(f"{root}/props", params={"model": str(chosen["id"])}, timeout=600)
             found = settings.json() if settings.status_code == 200 else {}

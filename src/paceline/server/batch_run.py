@@ -26,7 +26,7 @@ from typing import Annotated, Any, BinaryIO, Final, NamedTuple, Self, TypeAlias,
 import httpx
 import msgspec
 
-from paceline.errors import EngineError, InvalidParams
+from paceline.errors import Aborted, EngineError, InvalidParams
 from paceline.validation import open_file
 
 ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
@@ -129,6 +129,10 @@ class _WithError(msgspec.Struct):
     error: _ErrorBody
 
 
+class _Named(msgspec.Struct):
+    custom_id: str | None = None
+
+
 class _Written(msgspec.Struct):
     """The members of an entry of an earlier run that say which line it is of."""
 
@@ -142,6 +146,7 @@ _decode_line = msgspec.json.Decoder(BatchLine).decode
 _decode_head = msgspec.json.Decoder(_Head).decode
 _decode_usage = msgspec.json.Decoder(_WithUsage).decode
 _decode_error = msgspec.json.Decoder(_WithError).decode
+_decode_named = msgspec.json.Decoder(_Named).decode
 _decode_written = msgspec.json.Decoder(_Written).decode
 _encode = msgspec.json.Encoder().encode
 
@@ -187,13 +192,21 @@ class BatchFiles:
         errors: Likewise.
         endpoints: The values that a line's `url` may have.
         model: The model that runs the requests, as the caller names it. Entries of another model are refused.
+        is_stopped: Whether to stop the reading of a file, by `Aborted`. Any thread.
     """
 
     def __init__(
-        self, source: Path, results: Path, errors: Path, *, endpoints: Collection[str] = ENDPOINTS, model: str = ""
+        self,
+        source: Path,
+        results: Path,
+        errors: Path,
+        *,
+        endpoints: Collection[str] = ENDPOINTS,
+        model: str = "",
+        is_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         self._source, self._results, self._errors = source, results, errors
-        self._endpoints, self._model = endpoints, model
+        self._endpoints, self._model, self._is_stopped = endpoints, model, is_stopped
         self.num_done = self.num_failed = 0
         self._open = ExitStack()
         self._out: dict[Path, int] = {}
@@ -202,7 +215,8 @@ class BatchFiles:
     def __enter__(self) -> Self:
         """Open the files and read which lines are done.
 
-        Raises `InvalidParams` if a file holds other lines, another run uses it, or a file is named twice, and `OSError`.
+        Raises `InvalidParams` if a file holds other lines, another run uses it, or a file is named twice, `Aborted`, and
+        `OSError`.
         """
         with ExitStack() as opened:
             self._input: BinaryIO = opened.enter_context(open_file(self._source, pipes=True))
@@ -273,8 +287,13 @@ class BatchFiles:
             )
             entry = msgspec.structs.replace(entry, digest=digest)
         data = memoryview(_encode(entry) + b"\n")
-        while data:
-            data = data[os.write(self._out[self._results if entry.succeeded else self._errors], data) :]
+        path = self._results if entry.succeeded else self._errors
+        try:
+            while data:
+                data = data[os.write(self._out[path], data) :]
+        except OSError as error:
+            error.filename = str(path)
+            raise
         self.num_done += 1
         self.num_failed += not entry.succeeded
 
@@ -283,10 +302,19 @@ class BatchFiles:
         if not stat.S_ISREG(os.fstat(self._input.fileno()).st_mode):
             return None
         with open_file(self._source) as file:
-            return sum(1 for line in _numbered(file, MAX_LINE_BYTES) if line.data)
+            return sum(1 for line in self._lines(file) if line.data)
+
+    def _lines(self, file: BinaryIO) -> Iterator[_NumberedLine]:
+        for line in _numbered(file, MAX_LINE_BYTES):
+            self._check_wanted()
+            yield line
+
+    def _check_wanted(self) -> None:
+        if self._is_stopped():
+            raise Aborted("the reading of a batch was stopped")
 
     def _read_pending(self) -> Iterator[BatchLine | BatchEntry]:
-        for number, data, is_whole in _numbered(self._input, MAX_LINE_BYTES):
+        for number, data, is_whole in self._lines(self._input):
             if not data:
                 continue
             custom_id = None
@@ -296,7 +324,7 @@ class BatchFiles:
                 digest = _digest(self._model.encode(), line.url.encode(), bytes(line.body))
                 written = self._note_read(custom_id, digest)
             except InvalidParams as error:
-                digest = _digest(data)
+                digest, custom_id = _digest(data), custom_id or _id_in(data)
                 if not self._take_refused(digest):
                     reason = BatchFailure("invalid_line", f"line {number}: {error}")
                     yield BatchEntry(new_id(), custom_id, None, reason, line=number, digest=digest)
@@ -333,6 +361,7 @@ class BatchFiles:
         complete = 0
         with path.open("rb") as file:
             for number, data in enumerate(file, 1):
+                self._check_wanted()
                 is_whole = data.endswith(b"\n")
                 if not is_whole and data[: len(_ENTRY_START)] == _ENTRY_START[: len(data)]:
                     break
@@ -409,6 +438,14 @@ def _numbered(file: BinaryIO, max_bytes: int) -> Iterator[_NumberedLine]:
         while not end.endswith(b"\n") and (end := file.readline(_WINDOW_BYTES)):
             is_whole = False
         yield _NumberedLine(number, data.strip(), is_whole)
+
+
+def _id_in(data: bytes) -> str | None:
+    """Return the id of a line that is no request; None if there is none."""
+    try:
+        return _decode_named(data).custom_id
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def _name_of(custom_id: str) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import re
@@ -15,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from paceline.errors import EngineError, InvalidParams
+from paceline.errors import Aborted, EngineError, InvalidParams
 from paceline.server import batch_run
 from paceline.server.batch_run import (
     BatchEntry,
@@ -351,6 +352,33 @@ def test_a_refused_line_is_known_by_its_text(batch: Batch) -> None:
     batch.has([request("zero"), "worse", request("other", url="/x"), request("one"), "bad", "bad"])
     assert batch.run() == batch.run() == (6, 4)
     assert sorted(entry["line"] for entry in batch.failed()) == [2, 2, 3, 3]
+    assert {entry["custom_id"] for entry in batch.failed()} == {None, "other"}
+
+
+@pytest.mark.parametrize("num_lines", [0, 1, 3, 5])
+def test_the_reading_of_files_can_be_stopped(batch: Batch, num_lines: int) -> None:
+    """In the results, in the input, and while lines are counted."""
+    batch.has([request("one"), request("two"), request("three")])
+    assert batch.run(num_entries=1)[0] >= 1
+    asked = iter([False] * num_lines)
+    with pytest.raises(Aborted):
+        with BatchFiles(batch.source, batch.results, batch.errors, is_stopped=lambda: next(asked, True)) as files:
+            files.next_window()
+            files.count_lines()
+
+
+def test_an_error_of_a_write_names_the_file(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a full disk raises one."""
+
+    def write(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    batch.has([request("one")])
+    monkeypatch.setattr(os, "write", write)
+    with batch.files() as files:
+        files.next_window()
+        with pytest.raises(OSError, match=re.escape(str(batch.errors))):
+            files.write(BatchEntry(new_id(), "one", None, BatchFailure("x", "")))
 
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504, None])
