@@ -165,6 +165,107 @@ describe("ConversationStore", () => {
     expect(opened.has(first)).toBe(true);
   });
 
+  it("adds a branch beside a failed reply that has text, which can be continued again", async () => {
+    const opened = store.create();
+    await store.send(opened, null, "one", []);
+    const written = (await store.rewrite(opened, opened.path.peek()[1] as string, "my own text")) as string;
+    const start = server.start.bind(server);
+    server.start = async () => Promise.reject(new ApiError("away", 0, "unreachable"));
+    await store.continueReply(opened, written);
+    expect(opened.message(written).peek()).toMatchObject({ state: "failed", errorCode: "unreachable", content: "my own text" });
+    server.start = start;
+    await store.retry(opened, written);
+    expect(opened.tree.siblings(written)).toHaveLength(3);
+    await store.flush();
+    expect((await database.message(written))?.content).toBe("my own text");
+    await store.continueReply(opened, written);
+    expect(opened.message(written).peek()).toMatchObject({ state: "done", content: 'my own textre: "my own text"' });
+    expect(opened.message(written).peek().errorCode).toBeUndefined();
+  });
+
+  it("continues a reply once, however often it is asked to", async () => {
+    const opened = store.create();
+    await store.send(opened, null, "one", []);
+    const id = opened.path.peek()[1] as string;
+    opened.put({ ...opened.message(id).peek(), state: "stopped", content: "begun " });
+    await Promise.all([store.continueReply(opened, id), store.continueReply(opened, id)]);
+    expect(server.bodies).toHaveLength(2);
+  });
+
+  /** Messages of other tabs to a tab that sleeps; each is taken when it wakes up. */
+  const sleeping = async (id: string): Promise<[OpenConversation, () => Promise<void>, Array<{ kind: string }>]> => {
+    const channel = new TabChannel(`test-${count}`);
+    const other = new ConversationStore(database, server, channel);
+    stores.push(other);
+    await other.load();
+    const opened = (await other.open(id)) as OpenConversation;
+    const take = channel.onMessage;
+    const waiting: Parameters<typeof take>[0][] = [];
+    channel.onMessage = (message) => void waiting.push(message);
+    const wake = async (): Promise<void> => {
+      for (const message of waiting.splice(0)) take(message);
+      await other.flush();
+    };
+    return [opened, wake, waiting];
+  };
+
+  it("keeps a conversation that was taken back when a tab hears of its deletion late", async () => {
+    const opened = store.create();
+    await store.send(opened, null, "one", []);
+    await store.flush();
+    const [, wake, waiting] = await sleeping(opened.id);
+    for (const _ of [1, 2]) await (await store.delete(opened.id))();
+    await until(() => waiting.filter((one) => one.kind === "list").length === 2);
+    await wake();
+    expect(await database.messages(opened.id)).toHaveLength(2);
+    expect(await database.conversation(opened.id)).toMatchObject({ title: "one", generation: 2 });
+  });
+
+  it("keeps a branch that was taken back when a tab hears of its deletion late", async () => {
+    const opened = store.create();
+    await store.send(opened, null, "one", []);
+    await store.flush();
+    const [theirs, wake, waiting] = await sleeping(opened.id);
+    const reply = opened.path.peek()[1] as string;
+    await (await store.deleteBranch(opened, reply))();
+    await until(() => waiting.some((one) => one.kind === "message"));
+    await wake();
+    expect(await database.messages(opened.id)).toHaveLength(2);
+    expect(contents(theirs)).toEqual(contents(opened));
+    await store.deleteBranch(opened, reply);
+    await until(() => waiting.some((one) => one.kind === "removed"));
+    await wake();
+    expect(theirs.path.peek()).toHaveLength(1);
+  });
+
+  it("takes back the deleted branch alone, and not what was deleted after it", async () => {
+    const opened = store.create();
+    await store.send(opened, null, "one", []);
+    await store.send(opened, null, "two", []);
+    const [one, two] = opened.tree.siblings(opened.path.peek()[0] as string) as [string, string];
+    const undo = await store.deleteBranch(opened, two);
+    await store.deleteBranch(opened, one);
+    await undo();
+    expect(opened.all().map((message) => message.content)).toEqual(["two", 're: "two"']);
+  });
+
+  it("takes back messages of the same time in their order, and none whose parent is gone", async () => {
+    const messages = Array.from({ length: 12 }, (_, at) => ({
+      id: String(at), parent: at ? String(at - 1) : null, role: at % 2 ? "assistant" : "user", content: `m${at}`, state: "done",
+    })); // prettier-ignore
+    const file = { format: "paceline-conversations", version: 1, conversations: [{ conversation: { title: "x" }, messages }] };
+    const [imported] = parseImport(JSON.stringify(file));
+    await store.add([imported as NonNullable<typeof imported>]);
+    const opened = (await store.open(imported?.conversation.id ?? "")) as OpenConversation;
+    const path = opened.path.peek();
+    await (await store.deleteBranch(opened, path[1] as string))();
+    expect(opened.path.peek()).toEqual(path);
+    const undo = await store.deleteBranch(opened, path[5] as string);
+    await store.deleteBranch(opened, path[1] as string);
+    await undo();
+    expect(opened.path.peek()).toEqual(path.slice(0, 1));
+  });
+
   it("continues a reply that was stopped, with a new limit and the counts of both parts", async () => {
     const opened = store.create();
     store.update(opened, { parameters: { max_tokens: 10 } });

@@ -251,6 +251,11 @@ function Ending({ app, opened, message, isLast }: { app: App; opened: OpenConver
               New conversation
             </button>
           )}
+          {isLast && !message.stream && canContinue(opened.facts.peek(), message) && (
+            <button type="button" class="button" onClick={() => (focusComposer(), void app.store.continueReply(opened, message.id))}>
+              Continue
+            </button>
+          )}
           {again !== null && (
             <button type="button" class="button" onClick={() => void app.store.retry(opened, message.id)}>
               Try again

@@ -82,8 +82,11 @@ export class ConversationDatabase {
     await Promise.all([...ids.map((id) => transaction.store.delete(id)), transaction.done]);
   }
 
-  async deleteConversation(id: string): Promise<void> {
+  /** Delete a conversation with its messages, unless it has a newer generation. */
+  async deleteConversation(id: string, generation: number): Promise<void> {
     const transaction = this.database.transaction(["conversations", "messages"], "readwrite");
+    const saved = await transaction.objectStore("conversations").get(id);
+    if ((saved?.generation ?? 0) > generation) return transaction.done;
     const keys = await transaction.objectStore("messages").index("conversation").getAllKeys(id);
     await Promise.all([
       transaction.objectStore("conversations").delete(id),

@@ -27,8 +27,8 @@ export function withNote(notes: readonly string[] | undefined, note: string): st
 
 /** Return a reply in its state before the first event: a restart keeps its place and its notes. */
 export function emptied(message: Message): Message {
-  const { conversation, createdAt, id, numStreams, overrides, notes, parent, role, state } = message;
-  const kept = { ...(notes && { notes }), ...(numStreams && { numStreams }), ...(overrides && { overrides }) };
+  const { conversation, createdAt, generation, id, numStreams, overrides, notes, parent, role, state } = message;
+  const kept = { ...(notes && { notes }), ...(numStreams && { numStreams }), ...(overrides && { overrides }), ...(generation && { generation }) };
   return { id, conversation, parent, role, state, createdAt, content: "", ...kept };
 }
 

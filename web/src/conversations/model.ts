@@ -57,6 +57,8 @@ export interface Message {
   finishReason?: string;
   /** The time since which earlier messages are not sent any more. */
   contextSince?: number;
+  /** How often it was deleted and taken back; absent: never. */
+  generation?: number;
 }
 
 export interface Overrides {
@@ -84,6 +86,8 @@ export interface Conversation {
   tools: string;
   /** Whether it stands first in the list. */
   isPinned?: boolean;
+  /** How often it was deleted and taken back; absent: never. */
+  generation?: number;
   /** The shown successor of a message: by the parent's id, "" for the first message. */
   chosen: Record<string, string>;
 }

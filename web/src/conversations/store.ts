@@ -86,13 +86,13 @@ export class OpenConversation {
     else this.tree.addBeside(message);
   }
 
-  /** Remove a message and all that follows it; return their ids. */
-  remove(id: string): string[] {
-    const removed = this.tree.remove(id);
+  /** Remove a message and all that follows it; return them, parents first. */
+  remove(id: string): Message[] {
+    const removed = this.tree.remove(id).map((one) => this.message(one).peek());
     this.path.value = this.tree.path(); // before its descendants are gone
     for (const one of removed) {
-      this.#messages.delete(one);
-      this.#removed.add(one);
+      this.#messages.delete(one.id);
+      this.#removed.add(one.id);
     }
     return removed;
   }
@@ -128,7 +128,7 @@ export class ConversationStore {
   readonly #places = new Map<string, string>(); // conversations of replies
   readonly #saves = new Map<string, { timer: ReturnType<typeof setTimeout>; opened: OpenConversation }>();
   readonly #unshown = new Map<string, Message>(); // changed replies that were not drawn yet
-  readonly #writes = new Set<Promise<void>>();
+  readonly #writes = new Set<Promise<void>>(); // also of messages of other tabs
   readonly #tabs: TabChannel;
 
   constructor(
@@ -137,7 +137,7 @@ export class ConversationStore {
     tabs = new TabChannel(),
   ) {
     this.#tabs = tabs;
-    this.#tabs.onMessage = (message) => void this.#otherTab(message);
+    this.#tabs.onMessage = (message) => void this.#tracked(this.#otherTab(message));
     this.busy = computed(() => new Set([...this.replies.value.keys()].map((id) => this.#places.get(id) ?? "")));
   }
 
@@ -202,8 +202,9 @@ export class ConversationStore {
 
   /** Let the model continue the text of a reply that was stopped, that a limit has ended, or that a person wrote. */
   async continueReply(opened: OpenConversation, id: string): Promise<void> {
-    if (opened.lacks(id) || !canContinue(opened.facts.peek(), opened.message(id).peek())) return;
-    const { finishReason: _, stream: __, ...kept } = opened.message(id).peek();
+    if (opened.lacks(id)) return;
+    const { finishReason: _, stream: __, error: ___, errorCode: ____, ...kept } = opened.message(id).peek();
+    if (kept.state === "streaming" || !canContinue(opened.facts.peek(), kept)) return;
     const message: Message = { ...kept, state: "streaming" };
     opened.put(message);
     await this.#run(opened, message, true);
@@ -218,12 +219,13 @@ export class ConversationStore {
     return message.id;
   }
 
-  /** Generate a failed reply again, in its place if nothing follows it. */
+  /** Generate a failed reply again: in its place if it is empty and nothing follows it, else as a branch. */
   async retry(opened: OpenConversation, id: string): Promise<void> {
     const parent = opened.has(id) ? opened.message(id).peek().parent : null;
     if (parent === null) return;
-    const { overrides } = opened.message(id).peek();
-    if (!opened.all().some((one) => one.parent === id)) await this.deleteBranch(opened, id);
+    const { overrides, state, content, reasoning, toolCalls } = opened.message(id).peek();
+    const isEmpty = state === "failed" && !content && !reasoning && !toolCalls?.length;
+    if (isEmpty && !opened.all().some((one) => one.parent === id)) await this.deleteBranch(opened, id);
     await this.reply(opened, parent, overrides);
   }
 
@@ -247,19 +249,18 @@ export class ConversationStore {
 
   /** Delete a message and all that follows it; return a function that takes it back. */
   async deleteBranch(opened: OpenConversation, id: string): Promise<() => Promise<void>> {
-    const before = opened.all();
     const { chosen } = opened.tree;
-    await this.#removeBranch(opened, id);
-    this.#tabs.send({ kind: "removed", conversation: opened.id, message: id });
+    const removed = await this.#removeBranch(opened, id);
+    this.#tabs.send({ kind: "removed", conversation: opened.id, message: id, generation: generationOf(removed[0]) });
     return async () => {
-      const removed = before.filter((message) => !opened.has(message.id)).map(ended).sort((a, b) => a.createdAt - b.createdAt);
-      if (opened.isDeleted.peek()) return;
-      for (const message of removed) opened.restore(message);
-      const shown = removed.find((message) => message.id === id);
-      if (shown && chosen[shown.parent ?? ""] === id) opened.tree.choose(id);
+      const [first] = removed;
+      if (!first || opened.lacks(first.parent) || opened.has(id)) return;
+      const restored = removed.map((message) => ({ ...ended(message), generation: generationOf(message) + 1 }));
+      for (const message of restored) opened.restore(message);
+      if (chosen[first.parent ?? ""] === id) opened.tree.choose(id);
       this.#showTree(opened);
-      await this.#saving(() => this.database.saveAll(opened.facts.peek(), removed));
-      for (const { id } of removed) this.#tabs.send({ kind: "message", conversation: opened.id, message: id, isRestored: true });
+      await this.#saving(() => this.database.saveAll(opened.facts.peek(), restored));
+      for (const { id } of restored) this.#tabs.send({ kind: "message", conversation: opened.id, message: id, isRestored: true });
     };
   }
 
@@ -278,12 +279,13 @@ export class ConversationStore {
     if (opened?.has(message)) this.choose(opened, message);
   }
 
-  async #removeBranch(opened: OpenConversation, id: string): Promise<void> {
+  async #removeBranch(opened: OpenConversation, id: string): Promise<Message[]> {
     const removed = opened.remove(id);
-    if (!removed.length) return;
-    for (const one of removed) this.replies.peek().get(one)?.stop();
+    if (!removed.length) return [];
+    for (const one of removed) this.replies.peek().get(one.id)?.stop();
     this.#showTree(opened);
-    await this.#saving(() => this.database.deleteMessages(removed));
+    await this.#saving(() => this.database.deleteMessages(removed.map((one) => one.id)));
+    return removed;
   }
 
   /** Make a conversation of the path to a message; return it. The server has its prefix cached. */
@@ -357,10 +359,11 @@ export class ConversationStore {
     const conversation = opened?.facts.peek();
     const messages = opened?.all().map(ended) ?? [];
     await this.#letGo(id);
-    await this.#saving(() => this.database.deleteConversation(id));
-    this.#tabs.send({ kind: "deleted", conversation: id });
+    const generation = generationOf(conversation);
+    await this.#saving(() => this.database.deleteConversation(id, generation));
+    this.#tabs.send({ kind: "deleted", conversation: id, generation });
     return async () => {
-      if (conversation) await this.add([{ conversation, messages }]);
+      if (conversation) await this.add([{ conversation: { ...conversation, generation: generation + 1 }, messages }]);
     };
   }
 
@@ -524,15 +527,21 @@ export class ConversationStore {
     const write = save().catch((error: unknown) => {
       this.failure.value = `The browser could not save this: ${messageOf(error)}`;
     });
-    this.#writes.add(write);
-    await write;
-    this.#writes.delete(write);
+    await this.#tracked(write);
+  }
+
+  /** Wait for work with the database; the store is closed after it. */
+  async #tracked(work: Promise<void>): Promise<void> {
+    this.#writes.add(work);
+    await work.finally(() => this.#writes.delete(work));
   }
 
   async #otherTab(message: TabMessage): Promise<void> {
     if (message.kind === "deleted") {
-      await this.#letGo(message.conversation);
-      await this.#saving(() => this.database.deleteConversation(message.conversation)); // changes that this tab has saved since
+      const { conversation, generation } = message;
+      if (generationOf(await this.database.conversation(conversation)) > generation) return; // it was taken back since
+      await this.#letGo(conversation);
+      await this.#saving(() => this.database.deleteConversation(conversation, generation)); // changes that this tab has saved since
       return;
     }
     if (message.kind === "list") {
@@ -552,9 +561,13 @@ export class ConversationStore {
     // Which branches are shown is each tab's own affair.
     if (isNew) opened.facts.value = { ...facts, chosen: opened.tree.chosen };
     if (message.kind === "facts") return;
-    if (message.kind === "removed") return this.#removeBranch(opened, message.message); // with additions of this tab since
-    if (this.replies.peek().has(message.message)) return;
     const saved = await this.database.message(message.message);
+    if (message.kind === "removed") {
+      if (generationOf(saved) > message.generation) return; // it was taken back since
+      await this.#removeBranch(opened, message.message); // with additions of this tab since
+      return;
+    }
+    if (this.replies.peek().has(message.message)) return;
     if (!saved || opened.lacks(saved.parent) || (opened.wasRemoved(saved.id) && !message.isRestored)) return;
     if (message.isRestored) return opened.restore(saved);
     const isKnown = opened.has(saved.id);
@@ -567,6 +580,11 @@ export class ConversationStore {
 
 function overridden(facts: Conversation, overrides: Overrides = {}): Conversation {
   return { ...facts, ...(overrides.model && { model: overrides.model }), parameters: { ...facts.parameters, ...overrides.parameters } };
+}
+
+/** Return how often a record was deleted and taken back. */
+function generationOf(record: Message | Conversation | undefined): number {
+  return record?.generation ?? 0;
 }
 
 /** A message whose reply ends with it. */

@@ -1,9 +1,9 @@
-/** Messages between tabs of the page. */
+/** Messages between tabs of the page. generation: of the deleted record; a tab that wakes up late keeps a newer one. */
 export type TabMessage =
   | { kind: "list" }
-  | { kind: "deleted"; conversation: string }
+  | { kind: "deleted"; conversation: string; generation: number }
   | { kind: "facts"; conversation: string }
-  | { kind: "removed"; conversation: string; message: string }
+  | { kind: "removed"; conversation: string; message: string; generation: number }
   | { kind: "stop"; message: string }
   | { kind: "message"; conversation: string; message: string; isRestored?: true };
 
