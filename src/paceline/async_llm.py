@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
 from paceline import validation
 from paceline.chat_client.chat_methods import AsyncChatMethods, is_batch_of_chats
-from paceline.chat_client.request_batch import BatchRequest, BatchResult, GivenRequest, Reply, run_requests_async
+from paceline.chat_client.request_batch import BatchReply, BatchRequest, BatchResult, GivenRequest, run_requests_async
 from paceline.config import EngineConfig
 from paceline.engine.arguments import (
     GenerateKeywords,
@@ -177,13 +177,13 @@ class AsyncLLM(StreamMethods[AsyncStream, AsyncBatchStream], AsyncChatMethods):
         so at once.
         """
 
-        async def reply_to(request: GivenRequest) -> Reply:
+        async def reply_to(request: GivenRequest) -> BatchReply:
             subject, options = request.subject, request.options
             if is_batch_of_chats(subject) if request.is_chat else is_batch(subject):
                 raise InvalidType(
                     "a request of a batch has one prompt or conversation; make a request of each of several"
                 )
-            reply: Reply = await (
+            reply: BatchReply = await (
                 self.chat(subject, **options) if request.is_chat else self.generate(subject, **options)
             )
             return reply

@@ -23,6 +23,7 @@ from tests.server.running import RunningServer
 from paceline.observability.metrics import Instrument
 from paceline.scheduling.records import RequestRecord
 from paceline.server import batch_jobs
+from paceline.server.batch_run import BatchEntry, BatchFiles, BatchLine, SendLine
 from paceline.server.batch_store import BatchStore
 from paceline.server.dialects.openai import openai_batches
 from paceline.server.settings import ApiKey, ServerSettings
@@ -213,19 +214,34 @@ def test_a_file_with_other_lines_fails_as_a_whole(
     assert message in (batch.errors.data[0].message or "")
 
 
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hold all lines of batches but the first one."""
+    run_batch = batch_jobs.run_batch
+
+    async def run(files: BatchFiles, send: SendLine, *others: Any) -> None:
+        async def send_first(line: BatchLine) -> BatchEntry:
+            if line.custom_id != "r0":
+                await asyncio.Event().wait()
+            return await send(line)
+
+        await run_batch(files, send_first, *others)
+
+    monkeypatch.setattr(batch_jobs, "run_batch", run)
+
+
+@pytest.mark.usefixtures("held")
 def test_a_cancelled_batch_keeps_its_results(client: openai.OpenAI) -> None:
     """Requests that were not run are errors; cancelling again changes nothing, and a batch that has ended refuses."""
     short = {"prompt": "Once", "max_tokens": 1}
-    batch = begun(client, lines(short, *[LONG] * 12))
-    wait_until(lambda: counts(client.batches.retrieve(batch.id))[1] > 0)
+    batch = begun(client, lines(*[short] * 13))
+    wait_until(lambda: counts(client.batches.retrieve(batch.id))[1] == 1)
     assert client.batches.cancel(batch.id).status in ("cancelling", "cancelled")
     batch = ended(client, batch)
-    total, completed, failed = counts(batch)
-    assert (batch.status, total) == ("cancelled", 13)
-    assert completed + failed == 13 and failed > 0
+    assert (batch.status, counts(batch)) == ("cancelled", (13, 1, 12))
     found = entries(client, batch.error_file_id)
     assert {entry["error"]["code"] for entry in found.values()} == {"batch_cancelled"}
-    assert len(entries(client, batch.output_file_id)) == completed
+    assert entries(client, batch.output_file_id).keys() == {"r0"}
     assert client.batches.cancel(batch.id).status == "cancelled"
     done = ended(client, begun(client, lines(short)))
     with pytest.raises(openai.ConflictError, match="it is completed"):
@@ -242,6 +258,7 @@ def test_a_batch_expires(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch)
     assert codes == {"r0": "batch_expired", "r1": "batch_expired", None: "invalid_line"}
 
 
+@pytest.mark.usefixtures("held")
 def test_files_are_listed_and_deleted(client: openai.OpenAI) -> None:
     """By pages, in both orders; the input of a batch that runs stays."""
     made = [client.files.create(file=("a.jsonl", b"x"), purpose="batch").id for _ in range(3)]
@@ -255,7 +272,7 @@ def test_files_are_listed_and_deleted(client: openai.OpenAI) -> None:
         client.files.content(made[0])
     with pytest.raises(openai.BadRequestError, match="after"):
         client.files.list(after=made[0])
-    batch = begun(client, lines(*[LONG] * 9))
+    batch = begun(client, lines(*[LONG] * 2))
     with pytest.raises(openai.BadRequestError, match="cancel it first"):
         client.files.delete(batch.input_file_id)
     client.batches.cancel(batch.id)

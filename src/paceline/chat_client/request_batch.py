@@ -35,7 +35,7 @@ _OPEN_PER_SLOT: Final = 4  # prompts that wait are tokenised already, and groupe
 BatchRequest: TypeAlias = Prompt | Mapping[str, Any]
 """A prompt; or a mapping with `prompt` or `messages`, perhaps a `custom_id`, and keywords of `generate` or `chat`."""
 
-Reply: TypeAlias = Completion | ChatReply[Any]
+BatchReply: TypeAlias = Completion | ChatReply[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +51,10 @@ class BatchResult:
 
     index: int
     custom_id: str | None
-    reply: Reply | None = None
+    reply: BatchReply | None = None
     error: PacelineError | None = None
 
-    def unless_failed(self) -> Reply:
+    def unless_failed(self) -> BatchReply:
         """Return the reply.
 
         Returns:
@@ -88,10 +88,10 @@ class BatchCall:
     """
 
     prepare: Callable[[EngineClient], Request]
-    read: Callable[[Completion], Reply | None]
+    read: Callable[[Completion], BatchReply | None]
 
 
-def parse_request(request: BatchRequest) -> GivenRequest:
+def split_request(request: BatchRequest) -> GivenRequest:
     """Return a request with its parts apart. Raises `InvalidParams` and `InvalidType`."""
     if not isinstance(request, Mapping):
         return GivenRequest(request, {}, is_chat=False)
@@ -158,7 +158,7 @@ def run_requests(
                 index, request = found
                 custom_id = _custom_id(request)
                 try:
-                    start(index, custom_id, begin(parse_request(request)))
+                    start(index, custom_id, begin(split_request(request)))
                 except EngineStopped:
                     raise
                 except PacelineError as error:
@@ -179,14 +179,14 @@ def run_requests(
 async def run_requests_async(
     engine: EngineClient,
     requests: Iterable[BatchRequest] | AsyncIterable[BatchRequest],
-    reply_to: Callable[[GivenRequest], Awaitable[Reply]],
+    reply_to: Callable[[GivenRequest], Awaitable[BatchReply]],
 ) -> AsyncGenerator[BatchResult, None]:
     """Run requests as `run_requests` does, on an event loop. reply_to: Runs a request; raises its errors."""
 
     async def run(index: int, request: BatchRequest) -> BatchResult:
         custom_id = _custom_id(request)
         try:
-            return BatchResult(index=index, custom_id=custom_id, reply=await reply_to(parse_request(request)))
+            return BatchResult(index=index, custom_id=custom_id, reply=await reply_to(split_request(request)))
         except EngineStopped:
             raise
         except PacelineError as error:

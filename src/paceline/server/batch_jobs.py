@@ -4,8 +4,8 @@
          |             |-> expired, after 24 hours
          |-> failed    |-> cancelling -> cancelled
 
-On the event loop; files and the store are used in threads. A server that stops leaves its batches open, and the next one that
-has the folder goes on with them.
+On the event loop; files and the store are used in threads. A server that stops leaves its batches open, and the next server with
+the folder goes on with them.
 """
 
 from __future__ import annotations
@@ -154,10 +154,10 @@ class BatchJobs:
     async def batch(self, tenant: str, batch_id: str) -> StoredBatch | None:
         """Return a batch of the tenant, with its present counts; None if there is no such batch. Raises as `store`."""
         found = await asyncio.to_thread((await self.store()).batch, tenant, batch_id)
-        return self.present(found) if found is not None else None
+        return self.with_current_counts(found) if found is not None else None
 
-    def present(self, batch: StoredBatch) -> StoredBatch:
-        """Return a stored batch as it is now: the counts of a batch that runs are stored at its end."""
+    def with_current_counts(self, batch: StoredBatch) -> StoredBatch:
+        """Return a stored batch with its current counts, which are stored when the batch ends."""
         running = self._tasks.get(batch.id)
         return batch if running is None else running[0]
 
@@ -296,7 +296,7 @@ def _counter(batch: StoredBatch, files: BatchFiles) -> Callable[[Any], None]:
 
 
 def _check(store: BatchStore, batch: StoredBatch) -> list[InputError]:
-    """Count the requests of a new batch; return the errors of lines that are none. In a thread."""
+    """Count the requests of a new batch; return the errors of lines that are no requests. In a thread."""
     errors: list[InputError] = []
     total = 0
     with store.output_files(batch) as files:

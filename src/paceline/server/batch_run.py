@@ -98,7 +98,7 @@ class BatchEntry(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.response is not None and 200 <= self.response.status_code < 300
 
 
-class _Head(msgspec.Struct):
+class _BodyPrefix(msgspec.Struct):
     """The members of a body by which lines with a common prefix are found: the model, and the order of templates."""
 
     model: msgspec.Raw = _NOTHING
@@ -134,7 +134,7 @@ class _Named(msgspec.Struct):
 
 
 class _Written(msgspec.Struct):
-    """The members of an entry of an earlier run that say which line it is of."""
+    """The members of an entry of an earlier run by which its line is known."""
 
     id: str
     custom_id: str | None
@@ -143,7 +143,7 @@ class _Written(msgspec.Struct):
 
 
 _decode_line = msgspec.json.Decoder(BatchLine).decode
-_decode_head = msgspec.json.Decoder(_Head).decode
+_decode_prefix = msgspec.json.Decoder(_BodyPrefix).decode
 _decode_usage = msgspec.json.Decoder(_WithUsage).decode
 _decode_error = msgspec.json.Decoder(_WithError).decode
 _decode_named = msgspec.json.Decoder(_Named).decode
@@ -157,7 +157,7 @@ def parse_line(data: bytes | None, endpoints: Collection[str] = ENDPOINTS) -> Ba
         raise InvalidParams(f"the line has more than {MAX_LINE_BYTES} bytes")
     try:
         line = _decode_line(data)
-        head = _decode_head(line.body)
+        head = _decode_prefix(line.body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidParams(f"this is no request in OpenAI's batch format: {error}") from None
     if line.method != "POST":
@@ -345,7 +345,7 @@ class BatchFiles:
         name = _name_of(custom_id)
         found = self._ids.execute("SELECT digest, is_read FROM ids WHERE name = ?", (name,)).fetchone()
         if found is not None and found[1]:
-            raise InvalidParams(f"custom_id {custom_id!r:.200} is of an earlier line; each line needs another one")
+            raise InvalidParams(f"custom_id {custom_id!r:.200} is of an earlier line; give each line an id of its own")
         self._ids.execute("INSERT OR REPLACE INTO ids VALUES (?, ?, 1)", (name, digest))
         return None if found is None else str(found[0])
 
@@ -461,7 +461,7 @@ def _digest(*parts: bytes) -> str:
 
 
 def _prefix_of(line: BatchLine) -> tuple[str, bytes, bytes]:
-    head = _decode_head(line.body)
+    head = _decode_prefix(line.body)
     return (
         line.url,
         bytes(head.model),
@@ -474,7 +474,7 @@ def new_id() -> str:
     return f"batch_req_{os.urandom(12).hex()}"
 
 
-Send: TypeAlias = Callable[[BatchLine], Awaitable[BatchEntry]]
+SendLine: TypeAlias = Callable[[BatchLine], Awaitable[BatchEntry]]
 """Runs a line and returns its result or error, as `BatchSender` does."""
 
 
@@ -510,7 +510,7 @@ class BatchSender:
         self._num_served = 0
 
     async def __call__(self, line: BatchLine) -> BatchEntry:
-        """Send a line; return its result or error. Raises `EngineError` if the server cannot be reached or serves nothing."""
+        """SendLine a line; return its result or error. Raises `EngineError` if the server cannot be reached or serves nothing."""
         num_served, num_left, num_breaks, backoff_s = self._num_served, self._max_retries, 0, self._backoff_s
         while True:
             outcome = await self._attempt(line)
@@ -598,7 +598,7 @@ async def run_in_thread(function: Callable[[], T]) -> T:
 
 
 async def run_batch(
-    files: BatchFiles, send: Send, num_at_once: int, on_entry: Callable[[BatchEntry], object] = lambda _: None
+    files: BatchFiles, send: SendLine, num_at_once: int, on_entry: Callable[[BatchEntry], object] = lambda _: None
 ) -> None:
     """Run all lines that are not done, and write their results and errors as they end.
 

@@ -66,7 +66,7 @@ class InputErrors(msgspec.Struct, frozen=True):
 
 
 class RequestCounts(msgspec.Struct):
-    """Requests of a batch: all, those with a result, and those with an error."""
+    """Counts of a batch's requests: all, requests with a result, and requests with an error."""
 
     total: int = 0
     completed: int = 0
@@ -216,12 +216,15 @@ class BatchStore:
     def files(
         self, tenant: str, after: str | None, limit: int, *, descending: bool, purpose: str | None = None
     ) -> tuple[list[StoredFile], bool]:
-        """Return files of the tenant after one of them, and whether there are more. Raises `InvalidParams` for `after`."""
+        """Return files of the tenant after the file `after`, and whether there are more.
+
+        Raises `InvalidParams` if there is no such file.
+        """
         of = {"tenant": tenant} | ({} if purpose is None else {"purpose": purpose})
         return self._page(StoredFile, of, after, limit, descending=descending)
 
     def delete_file(self, tenant: str, file_id: str) -> bool:
-        """Delete a file; return whether there was one. Raises `InvalidParams` if a batch runs that reads it."""
+        """Delete a file; return whether it existed. Raises `InvalidParams` if an open batch reads it."""
         if self.file(tenant, file_id) is None:
             return False
         for batch, _ in self.open_batches():
@@ -232,7 +235,7 @@ class BatchStore:
         return True
 
     def delete_expired(self, now_s: float) -> None:
-        """Delete files that have expired, unless a batch runs that reads them."""
+        """Delete expired files, except inputs of open batches."""
         read = {batch.input_file_id for batch, _ in self.open_batches()}
         with self._lock:
             found = self._db.execute("SELECT id, tenant FROM files WHERE expires_at < ?", (now_s,)).fetchall()
@@ -263,7 +266,7 @@ class BatchStore:
         return self._page(StoredBatch, {"tenant": tenant}, after, limit, descending=True)
 
     def open_batches(self) -> list[tuple[StoredBatch, BatchOwner]]:
-        """Return the batches of all tenants that have not ended, the first one first."""
+        """Return the open batches of all tenants, the oldest first."""
         with self._lock:
             rows = self._db.execute("SELECT record, owner FROM batches WHERE is_open ORDER BY number").fetchall()
         decode = msgspec.json.decode
@@ -289,7 +292,7 @@ class BatchStore:
     def _page(
         self, kind: type[Record], of: Mapping[str, str], after: str | None, limit: int, *, descending: bool
     ) -> tuple[list[Record], bool]:
-        """Return records after another one, and whether there are more. of: values of columns, by the columns' names."""
+        """Return records after the record `after`, and whether there are more. of: values of columns, by the columns' names."""
         table, (order, sign) = _TABLES[kind], ("DESC", "<") if descending else ("ASC", ">")
         conditions = [f"{name} = ?" for name in of]
         values: list[str] = [*of.values()]

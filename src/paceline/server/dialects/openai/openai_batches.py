@@ -224,7 +224,7 @@ async def batches(
     jobs = _jobs(request)
     store = await jobs.store()
     found, has_more = await asyncio.to_thread(store.batches, _tenant(request), after, limit)
-    return _page([jobs.present(batch) for batch in found], has_more)
+    return _page([jobs.with_current_counts(batch) for batch in found], has_more)
 
 
 @ROUTES.get("/v1/batches/{batch_id}", summary="A batch")
