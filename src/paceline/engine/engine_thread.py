@@ -186,15 +186,19 @@ class Runner(EngineThread):
             ends.callback(self._end_requests, EngineStopped("the engine's thread has ended"))
             ends.callback(self._inbox.close)
             ends.callback(self.pulse.end)
-            while not (self._inbox.is_closed and self._inbox.num_open == 0):
+            while not self._has_ended:
                 self._turn()
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._inbox.is_closed and self._inbox.num_open == 0
 
     def _turn(self) -> None:
         self.pulse.tick()
         is_busy = self._tick()
         if self._is_abandoned:
             self._inbox.close()
-        elif not is_busy:
+        elif not is_busy and not self._has_ended:  # `close` may have come within the tick, which took the last command
             self._idle()
 
     def _idle(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.running_engine import LONG_S, Running, in_threads
 
-from paceline.engine.core import Ask
+from paceline.engine.core import Ask, Cancel, Stop
 from paceline.errors import Cancelled, DecodeError, EngineError, EngineStopped, QueueFull, SamplingError
 from paceline.observability.metrics import Instrument
 from paceline.scheduling.records import TickRecord
@@ -435,6 +435,25 @@ def test_a_slow_reader_that_was_to_be_cut_off_is() -> None:
         channel = engine.submit("slow", max_tokens=None, max_buffered_tokens=3, slow_reader="cancel")
         assert reason_of(channel) is FinishReason.SLOW_READER
         assert sum(len(chunk.token_ids) for chunk in channel) > 3
+
+
+def test_a_thread_ends_that_took_the_last_command_in_a_tick_that_began_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the engine still saves prefixes after its last request: no further command would wake it."""
+    engine = Running()
+    take, closings = engine.inbox.take, iter([True])
+
+    def take_after_close() -> list[Any]:
+        if next(closings, False):
+            engine.inbox.close()
+            engine.inbox.put(Stop())
+        return take()
+
+    monkeypatch.setattr(engine.inbox, "take", take_after_close)
+    engine.inbox.put(Cancel(5))  # of no request: a tick begins
+    try:
+        engine.runner.ended.result(LONG_S)
+    finally:
+        engine.close()
 
 
 def test_close_may_come_from_the_engines_own_thread() -> None:
