@@ -71,7 +71,17 @@ def test_a_sequence_waits_since_its_request_was_accepted() -> None:
 def test_the_order_of_reasons_is_the_documented_one() -> None:
     """The order is that of the class."""
     names = [reason.name for reason in sorted(FinishReason, key=lambda reason: reason.rank)]
-    assert names == ["ERROR", "CANCELLED", "DEADLINE", "SHUTDOWN", "SLOW_READER", "STOP", "LENGTH", "TOOL_CALLS"]
+    assert names == [
+        "ERROR",
+        "CANCELLED",
+        "DEADLINE",
+        "SHUTDOWN",
+        "SLOW_READER",
+        "STOP",
+        "REPETITION",
+        "LENGTH",
+        "TOOL_CALLS",
+    ]
 
 
 @pytest.mark.parametrize(

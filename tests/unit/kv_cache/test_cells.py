@@ -11,6 +11,7 @@ from paceline.kv_cache import KVCache
 from paceline.kv_cache.device_cells import DeviceCells, SeqIds
 from paceline.kv_cache.prefix_match import NO_MATCH
 from paceline.scheduling.admission import Slots, WaitingQueue
+from paceline.scheduling.fair_shares import FairShares
 from paceline.sequence import Sequence
 
 
@@ -75,7 +76,7 @@ def test_iterating_while_it_changes_is_safe() -> None:
 def test_a_slot_is_taken_and_freed() -> None:
     """The lowest free slot first; freed slots can be taken again."""
     _, (one, other, third) = sequences("hello", "world", "third")
-    slots = Slots(8)
+    slots = Slots(8, FairShares(1000))
     assert [slots.allocate(sequence, 5, 0.0) for sequence in (one, other, third)] == [0, 1, 2]
     assert [(s.slot, s.last_tick) for s in (one, other, third)] == [(0, 5), (1, 5), (2, 5)]
     assert slots.release(other) == 1

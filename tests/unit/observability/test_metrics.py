@@ -243,11 +243,11 @@ def test_an_end_is_counted_by_reason_code_and_drafts() -> None:
         usage = Usage(draft_tokens=10, accepted_tokens=7)
         metrics.request_ended(end(key, reason, usage=usage, now_s=2.0, error_code=code))
     now = metrics.snapshot()
-    assert [now.number("paceline_requests_finished_total", reason) for reason in ENGINE_REASONS] == [1] * 7
-    assert (now.completed, now.cancelled, now.failed) == (2, 1, 4)
+    assert [now.number("paceline_requests_finished_total", reason) for reason in ENGINE_REASONS] == [1] * 8
+    assert (now.completed, now.cancelled, now.failed) == (3, 1, 4)
     assert now.number("paceline_request_errors_total", "decode_error") == 1
     assert now.number("paceline_slow_readers_total", "cancelled") == 1
-    assert (now.number("paceline_draft_tokens_total"), now.number("paceline_draft_tokens_accepted_total")) == (70, 49)
+    assert (now.number("paceline_draft_tokens_total"), now.number("paceline_draft_tokens_accepted_total")) == (80, 56)
     assert now.histogram("paceline_request_seconds").sum == 7 * 1.5
     metrics.check()
 
