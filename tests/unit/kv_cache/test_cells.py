@@ -77,12 +77,12 @@ def test_a_slot_is_taken_and_freed() -> None:
     """The lowest free slot first; freed slots can be taken again."""
     _, (one, other, third) = sequences("hello", "world", "third")
     slots = Slots(8, FairShares(1000))
-    assert [slots.allocate(sequence, 5, 0.0) for sequence in (one, other, third)] == [0, 1, 2]
+    assert [slots.allocate(sequence, 5) for sequence in (one, other, third)] == [0, 1, 2]
     assert [(s.slot, s.last_tick) for s in (one, other, third)] == [(0, 5), (1, 5), (2, 5)]
     assert slots.release(other) == 1
     assert (other.slot, slots.running, slots.num_free) == (None, [one, third], 6)
     slots.check()
-    assert slots.allocate(other, 6, 0.0) == 1
+    assert slots.allocate(other, 6) == 1
 
 
 def cache_of(world: World) -> KVCache:

@@ -248,7 +248,7 @@ def test_an_end_is_counted_by_reason_code_and_drafts() -> None:
     assert now.number("paceline_request_errors_total", "decode_error") == 1
     assert now.number("paceline_slow_readers_total", "cancelled") == 1
     assert (now.number("paceline_draft_tokens_total"), now.number("paceline_draft_tokens_accepted_total")) == (80, 56)
-    assert now.histogram("paceline_request_seconds").sum == 7 * 1.5
+    assert now.histogram("paceline_request_seconds").sum == 8 * 1.5
     metrics.check()
 
 
