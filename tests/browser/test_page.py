@@ -183,6 +183,16 @@ def pdf(text: str) -> bytes:
     )
 
 
+def test_long_pdf_is_refused(served: Served, open_page: Open) -> None:
+    """Its pages are counted before they are read."""
+    chat = open_page(served.url)
+    content = pdf("x").replace(b"Kids[3 0 R]/Count 1", b"Kids[" + b"3 0 R " * 5001 + b"]/Count 5001")
+    chat.composer.wait_for()
+    drop(chat, "long.pdf", "application/pdf", content)
+    alert = chat.page.locator("form.composer").get_by_role("alert")
+    alert.filter(has_text="long.pdf has more than 4,000,000 characters or 5,000 pages").wait_for()
+
+
 def test_text_code_and_pdf_are_sent_as_text(served: Served, open_page: Open) -> None:
     """Files are read in the page, shown with their tokens, and stand before the message; a long paste is a file, too."""
     chat = open_page(served.url)

@@ -1,3 +1,4 @@
+import { messageOf } from "../api/errors";
 import type { ModelFacts } from "../api/types";
 import type { Attachment } from "../conversations/model";
 
@@ -5,12 +6,25 @@ const SENT_AS_IT_IS = new Set(["image/png", "image/jpeg"]);
 const SOUNDS_SENT_AS_THEY_ARE = new Set(["audio/wav", "audio/x-wav", "audio/wave", "audio/mpeg", "audio/mp3", "audio/flac", "audio/x-flac"]);
 const MOST_BYTES = 20 << 20;
 const MOST_CHARACTERS = 4_000_000; // of a text file
+const MOST_PAGES = 5000; // of a PDF: each takes time, also without text
 
-/** Return files as attachments, in formats that the server reads. Throws with a sentence about the first that cannot be one. */
-export async function attachmentsOf(files: Iterable<File>, model: ModelFacts | null): Promise<Attachment[]> {
+/** Return files as attachments, in formats that the server reads, and a sentence about each file that cannot be one. */
+export async function attachmentsOf(
+  files: Iterable<File>,
+  model: ModelFacts | null,
+  abort: AbortSignal,
+): Promise<{ found: Attachment[]; problems: string[] }> {
   const found: Attachment[] = [];
-  for (const file of files) found.push(await attachmentOf(file, model));
-  return found;
+  const problems: string[] = [];
+  for (const file of files) {
+    try {
+      found.push(await attachmentOf(file, model, abort));
+    } catch (error) {
+      if (!abort.aborted) problems.push(messageOf(error));
+    }
+    if (abort.aborted) return { found: [], problems: [] };
+  }
+  return { found, problems };
 }
 
 /** Throw if a model takes no files of this kind; the text of a file is taken by each. */
@@ -22,10 +36,11 @@ export function checkKind(kind: Attachment["kind"], model: ModelFacts | null): v
   );
 }
 
-async function attachmentOf(file: File, model: ModelFacts | null): Promise<Attachment> {
-  const kind = file.type.startsWith("image/") ? "image" : file.type.startsWith("audio/") ? "audio" : null;
+async function attachmentOf(file: File, model: ModelFacts | null, abort: AbortSignal): Promise<Attachment> {
+  const isDrawing = file.type === "image/svg+xml"; // servers read it as text alone
+  const kind = file.type.startsWith("image/") && !isDrawing ? "image" : file.type.startsWith("audio/") ? "audio" : null;
   const name = file.name || (kind ?? "file");
-  if (!kind) return { kind: "text", name, text: await readText(file, name) };
+  if (!kind) return { kind: "text", name, text: await readText(file, name, abort) };
   checkKind(kind, model);
   if (file.size > MOST_BYTES) throw new Error(`${name} has more than ${MOST_BYTES >> 20} MB.`);
   try {
@@ -35,10 +50,10 @@ async function attachmentOf(file: File, model: ModelFacts | null): Promise<Attac
   }
 }
 
-async function readText(file: File, name: string): Promise<string> {
+async function readText(file: File, name: string, abort: AbortSignal): Promise<string> {
   if (file.size > MOST_BYTES) throw new Error(`${name} has more than ${MOST_BYTES >> 20} MB.`);
   const bytes = await file.arrayBuffer();
-  if (file.type === "application/pdf" || /\.pdf$/i.test(name)) return pdfText(bytes, name);
+  if (file.type === "application/pdf" || /\.pdf$/i.test(name)) return pdfText(bytes, name, abort);
   const text = textOf(bytes);
   if (text === null) throw new Error(`${name} is neither an image, audio, a PDF nor text.`);
   if (!text.trim()) throw new Error(`${name} is empty.`);
@@ -56,15 +71,21 @@ export function textOf(bytes: ArrayBuffer): string | null {
   }
 }
 
-async function pdfText(bytes: ArrayBuffer, name: string): Promise<string> {
+async function pdfText(bytes: ArrayBuffer, name: string, abort: AbortSignal): Promise<string> {
   const { readPdf } = await import("./pdf_text");
-  let text: string;
+  let text: string | null;
   try {
-    text = await readPdf(bytes);
-  } catch {
+    text = await readPdf(bytes, { characters: MOST_CHARACTERS, pages: MOST_PAGES }, abort);
+  } catch (error) {
+    if (error instanceof Error && error.name === "PasswordException") throw new Error(`${name} needs a password. Save it without one.`);
     throw new Error(`${name} cannot be read as a PDF.`);
   }
-  if (!text.trim()) throw new Error(`${name} has no text: its pages may be pictures.`);
+  if (text === null) {
+    throw new Error(`${name} has more than ${MOST_CHARACTERS.toLocaleString("en-US")} characters or ${MOST_PAGES.toLocaleString("en-US")} pages.`);
+  }
+  if (!text.trim()) {
+    throw new Error(`${name} has no text that the page can read. Its pages may be pictures, or Chinese, Japanese or Korean without embedded character maps.`);
+  }
   return text;
 }
 

@@ -1,11 +1,11 @@
-import { signal } from "@preact/signals";
+import { type Signal, effect, signal } from "@preact/signals";
 import type { VNode } from "preact";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { messageOf } from "../api/errors";
 import type { ModelFacts } from "../api/types";
 import type { App } from "../app";
 import { fileText } from "../conversations/chat_body";
-import type { Attachment, TextAttachment } from "../conversations/model";
+import type { Attachment, Message, TextAttachment } from "../conversations/model";
 import type { OpenConversation } from "../conversations/store";
 import { Icon } from "../ui/icon";
 import { attachmentsOf, checkKind } from "./attachments";
@@ -17,15 +17,21 @@ const LONG_PASTE = 4000; // characters of a pasted text that becomes a file
 const PASTED = "pasted";
 const pastedName = (number: number): string => `${PASTED}${number > 1 ? `-${number}` : ""}.txt`;
 
+/** The message of a conversation that is not sent yet, also while the conversation is not shown. */
 interface Draft {
   text: string;
   attachments: readonly Attachment[];
+  /** Files that are being read, each with its end. */
+  readings: readonly AbortController[];
+  /** Whether it is sent once the running reply has ended and all files are read. */
+  isQueued: boolean;
+  problem: string | null;
 }
 
-const EMPTY: Draft = { text: "", attachments: [] };
-const drafts = new Map<string, ReturnType<typeof signal<Draft>>>(); // the typed text of each conversation
+const EMPTY: Draft = { text: "", attachments: [], readings: [], isQueued: false, problem: null };
+const drafts = new Map<string, Signal<Draft>>();
 
-function draftOf(opened: OpenConversation): ReturnType<typeof signal<Draft>> {
+function draftOf(opened: OpenConversation): Signal<Draft> {
   let draft = drafts.get(opened.id);
   if (!draft) {
     draft = signal<Draft>({ ...EMPTY, text: storedText(opened) });
@@ -56,6 +62,51 @@ function storeText(opened: OpenConversation, text: string): void {
   }
 }
 
+function changeDraft(opened: OpenConversation, next: Partial<Draft>): void {
+  const draft = draftOf(opened);
+  draft.value = { ...draft.peek(), ...next };
+  if (next.text !== undefined) storeText(opened, next.text);
+}
+
+/** The state of the last message that is shown; null: there is none. */
+function lastState(opened: OpenConversation): Message["state"] | null {
+  const last = opened.path.value.at(-1);
+  return last === undefined ? null : opened.message(last).value.state;
+}
+
+/** Send the draft of a conversation now; return whether it was sent. */
+function sendDraft(app: App, opened: OpenConversation): boolean {
+  const { text, attachments } = draftOf(opened).peek();
+  if (!text.trim() && !attachments.length) return false;
+  try {
+    const model = app.server.model(opened.facts.peek().model).peek(); // it may be another one since they were attached
+    for (const one of attachments) checkKind(one.kind, model);
+  } catch (error) {
+    changeDraft(opened, { problem: messageOf(error) });
+    return false;
+  }
+  changeDraft(opened, EMPTY);
+  void app.store.send(opened, opened.path.peek().at(-1) ?? null, text, attachments);
+  return true;
+}
+
+/** Send the draft once nothing is in its way, whether the conversation is shown or not. A failed reply keeps it as a draft. */
+function queueDraft(app: App, opened: OpenConversation): void {
+  if (draftOf(opened).peek().isQueued) return;
+  changeDraft(opened, { isQueued: true });
+  const end = effect(() => {
+    const { isQueued, readings } = draftOf(opened).value;
+    const state = opened.isDeleted.value ? null : lastState(opened);
+    if (isQueued && (state === "streaming" || readings.length)) return;
+    queueMicrotask(() => {
+      end();
+      if (!draftOf(opened).peek().isQueued) return;
+      changeDraft(opened, { isQueued: false });
+      if (state !== "failed" && !opened.isDeleted.peek()) sendDraft(app, opened);
+    });
+  });
+}
+
 interface Props {
   app: App;
   opened: OpenConversation;
@@ -65,82 +116,62 @@ interface Props {
 /** The composer of messages. Enter sends, or while a reply runs, after it; Shift+Enter begins a line. */
 export function Composer({ app, opened, onSent }: Props): VNode {
   const draft = draftOf(opened);
-  const { text, attachments } = draft.value ?? EMPTY;
+  const { text, attachments, readings, isQueued, problem } = draft.value;
   const field = useRef<HTMLTextAreaElement>(null);
-  const [problem, setProblem] = useState<string | null>(null);
   const model = app.server.model(opened.facts.value.model).value;
-  const path = opened.path.value;
-  const last = path[path.length - 1];
-  const state = last === undefined ? null : opened.message(last).value.state;
-  const isBusy = state === "streaming";
-  const [isReading, setReading] = useState(false); // files
-  const [isQueued, setQueued] = useState(false); // Enter was pressed while a reply runs
+  const last = opened.path.value.at(-1);
+  const isBusy = lastState(opened) === "streaming";
 
   useEffect(() => {
-    setProblem(null);
-    setQueued(false);
     if (matchMedia("(pointer: fine)").matches) field.current?.focus();
   }, [opened.id]);
   useEffect(() => {
     if (field.current) fitHeight(field.current);
   }, [text, opened.id]);
 
-  const change = (next: Partial<Draft>): void => {
-    draft.value = { ...(draft.peek() ?? EMPTY), ...next };
-    if (next.text !== undefined) storeText(opened, next.text);
-  };
+  const change = (next: Partial<Draft>): void => changeDraft(opened, next);
   const attach = async (files: Iterable<File>): Promise<void> => {
-    setReading(true);
-    try {
-      add(await attachmentsOf(files, model));
-      setProblem(null);
-    } catch (error) {
-      setProblem(messageOf(error));
-    } finally {
-      setReading(false);
-    }
+    const abort = new AbortController();
+    change({ readings: [...draft.peek().readings, abort], problem: null });
+    const { found, problems } = await attachmentsOf(files, model, abort.signal);
+    add(found);
+    change({
+      readings: draft.peek().readings.filter((one) => one !== abort),
+      ...(problems.length > 0 && { problem: problems.join(" "), isQueued: false }),
+    });
+  };
+  const cancelReading = (): void => {
+    for (const abort of readings) abort.abort();
+    change({ readings: [], isQueued: false });
+    field.current?.focus();
   };
   const add = (found: readonly Attachment[]): void => {
-    change({ attachments: [...(draft.peek() ?? EMPTY).attachments, ...found] });
+    change({ attachments: [...draft.peek().attachments, ...found] });
     for (const one of found) if (one.kind === "text") void count(one);
   };
   const count = async (file: TextAttachment): Promise<void> => {
     const tokens = await countTokens(fileText(file), opened.facts.peek().model).catch(() => undefined);
     if (tokens === undefined) return; // the chip stays without a count
-    const now = (draft.peek() ?? EMPTY).attachments;
+    const now = draft.peek().attachments;
     if (now.includes(file)) change({ attachments: now.map((one) => (one === file ? { ...file, tokens } : one)) });
   };
   const pasteAsFile = (pasted: string): void => {
-    const names = new Set((draft.peek() ?? EMPTY).attachments.map((one) => one.name));
+    const names = new Set(draft.peek().attachments.map((one) => one.name));
     let number = 1;
     while (names.has(pastedName(number))) number++;
     add([{ kind: "text", name: pastedName(number), text: pasted }]);
   };
   const intoMessage = (file: TextAttachment): void => {
-    const { text, attachments } = draft.peek() ?? EMPTY;
+    const { text, attachments } = draft.peek();
     change({ text: text + file.text, attachments: attachments.filter((one) => one !== file) });
     field.current?.focus();
   };
   const send = (): void => {
-    const { text, attachments } = draft.peek() ?? EMPTY; // an earlier event may have sent what is shown
+    const { text, attachments, readings } = draft.peek(); // an earlier event may have sent what is shown
     if (!text.trim() && !attachments.length) return;
-    if (isReading) return; // the files are still to come
-    if (isBusy) return setQueued(true);
-    try {
-      for (const one of attachments) checkKind(one.kind, model); // the model may be another one by now
-    } catch (error) {
-      return setProblem(messageOf(error));
-    }
-    setProblem(null);
-    change(EMPTY);
-    void app.store.send(opened, last ?? null, text, attachments);
-    onSent();
+    if (isBusy) queueDraft(app, opened);
+    else if (!readings.length && sendDraft(app, opened)) onSent(); // else the files are still to come
   };
-  useEffect(() => {
-    if (!isQueued || isBusy) return;
-    setQueued(false);
-    if (state !== "failed") send();
-  }, [isQueued, isBusy]);
   const stop = (): void => {
     for (const id of last === undefined ? [] : opened.tree.siblings(last)) {
       if (opened.message(id).peek().state === "streaming") app.store.stop(id); // all samples
@@ -148,16 +179,16 @@ export function Composer({ app, opened, onSent }: Props): VNode {
     field.current?.focus();
   };
   const latestEscape = useRef<() => void>(stop);
-  latestEscape.current = isQueued ? () => setQueued(false) : stop;
+  latestEscape.current = isQueued ? () => change({ isQueued: false }) : stop;
   useEffect(() => {
-    if (!isBusy) return undefined;
+    if (!isBusy && !isQueued) return undefined;
     const onEscape = (event: KeyboardEvent): void => {
       if (event.key !== "Escape" || event.defaultPrevented || document.querySelector("dialog[open]")) return;
       latestEscape.current();
     };
     document.addEventListener("keydown", onEscape);
     return () => document.removeEventListener("keydown", onEscape);
-  }, [isBusy]);
+  }, [isBusy, isQueued]);
   const onKey = (event: KeyboardEvent): void => {
     if (event.key === "ArrowUp" && !text && !isBusy) {
       event.preventDefault();
@@ -182,9 +213,12 @@ export function Composer({ app, opened, onSent }: Props): VNode {
             {problem}
           </p>
         )}
-        {isReading && (
+        {readings.length > 0 && (
           <p class="note" role="status">
-            Reading the files…
+            Reading the files…{" "}
+            <button type="button" class="link" onClick={cancelReading}>
+              Cancel
+            </button>
           </p>
         )}
         {attachments.length > 0 && (
@@ -207,9 +241,11 @@ export function Composer({ app, opened, onSent }: Props): VNode {
           onPaste={(event) => {
             const files = [...(event.clipboardData?.files ?? [])];
             const pasted = event.clipboardData?.getData("text/plain") ?? "";
-            if (!files.length && pasted.length < LONG_PASTE) return;
+            // Cells of a spreadsheet come as text and as a picture; a copied file may come with its name.
+            const isText = pasted.trim() !== "" && !files.some((file) => pasted.includes(file.name));
+            if (isText ? pasted.length < LONG_PASTE : !files.length) return;
             event.preventDefault();
-            if (files.length) void attach(files);
+            if (!isText) void attach(files);
             else pasteAsFile(pasted);
           }}
         />
