@@ -30,11 +30,11 @@ export class ServerFacts {
     for (const [name, facts] of this.#models) if (!facts.peek()) void this.#ask(name, facts);
   }
 
-  /** Return the entry of a model by any of its names; of none: the server's default. */
+  /** Return the entry of a model by any of its names or an adapter's; of none: the server's default. */
   entry(name: string): ModelEntry | undefined {
     const page = this.page.value;
     const wanted = name || page?.default_model || "";
-    return page?.models.find((one) => one.id === wanted || one.aliases.includes(wanted)) ?? page?.models[0];
+    return page?.models.find((one) => one.id === wanted || one.aliases.includes(wanted) || one.adapters.includes(wanted)) ?? page?.models[0];
   }
 
   /** Return the facts of a model; null: none yet, as while it is not loaded. */

@@ -20,7 +20,11 @@ interface Props {
 export function RegenerateForm({ app, opened, parent, onDone }: Props): VNode {
   const facts = opened.facts.value;
   const names = (app.server.page.value?.models ?? []).flatMap((entry) => [entry.id, ...entry.adapters]);
-  const [model, setModel] = useState(app.server.entry(facts.model)?.id ?? facts.model);
+  const entry = app.server.entry(facts.model);
+  const isListed = names.includes(facts.model);
+  const isMissing = facts.model !== "" && !isListed && !entry?.aliases.includes(facts.model);
+  const current = isListed || isMissing || !entry ? facts.model : entry.id;
+  const [model, setModel] = useState(current);
   const field = app.server.model(facts.model).value?.parameters.find((one) => one.name === "temperature");
   const [temperature, setTemperature] = useState(String(facts.parameters["temperature"] ?? ""));
   const [count, setCount] = useState(1);
@@ -57,6 +61,7 @@ export function RegenerateForm({ app, opened, parent, onDone }: Props): VNode {
         <label class="field">
           <span>Model</span>
           <select value={model} onChange={(event) => setModel(event.currentTarget.value)}>
+            {isMissing && <option value={facts.model}>{facts.model} (not on this server)</option>}
             {names.map((name) => (
               <option value={name}>{name}</option>
             ))}

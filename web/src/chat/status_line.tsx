@@ -13,7 +13,7 @@ import { focusComposer } from "./text_area";
 
 const WARN_SHARE = 0.8;
 const FULL_SHARE = 0.95;
-const SUMMARY_TOKENS = 600;
+const SUMMARY_TOKENS = 1000;
 const SUMMARY_REQUEST =
   "Summarise our conversation so far in at most 300 words, for somebody who goes on with it: facts, decisions, names, code that matters, and open questions. Write the summary alone.";
 const STEP_MS = 500;
@@ -114,6 +114,7 @@ export function FullActions({ app, opened }: Props): VNode {
   const numContext = app.server.model(opened.facts.value.model).value?.n_ctx ?? 0;
   const path = messagesOf(opened);
   const cut = numContext ? cutFor(path, numContext) : null;
+  useEffect(() => () => abort?.abort(), [abort]); // a summary does not take a person away from another view
   const drop = async (): Promise<void> => {
     if (cut === null) return;
     app.store.beginContext(opened, cut, true);
@@ -158,9 +159,8 @@ export function FullActions({ app, opened }: Props): VNode {
 }
 
 /** Return the model's summary of a conversation, of its newest turns if it is too long. */
-async function summaryOf(opened: OpenConversation, path: readonly Message[], numContext: number, abort: AbortSignal): Promise<string> {
-  const failed = path.findIndex((message) => message.state === "failed");
-  const whole = sentPart(failed < 0 ? path : path.slice(0, failed));
+export async function summaryOf(opened: OpenConversation, path: readonly Message[], numContext: number, abort: AbortSignal): Promise<string> {
+  const whole = sentPart(path.slice(0, path.findLastIndex((message) => message.state !== "failed") + 1));
   const isLong = contextUse(whole).tokens + SUMMARY_TOKENS > 0.9 * numContext;
   const from = isLong ? whole.findIndex((message) => message.id === cutFor(whole, numContext)) : 0;
   const { schema: _, tools: __, ...facts } = opened.facts.peek();
@@ -169,16 +169,20 @@ async function summaryOf(opened: OpenConversation, path: readonly Message[], num
   }; // prettier-ignore
   const kept = whole.slice(Math.max(0, from));
   const messages = kept.at(-1)?.role === "user" ? kept.slice(0, -1) : kept; // templates want turns
+  if (!messages.length) throw new Error("There is no reply yet to summarise.");
   const { stream_options: ___, return_progress: ____, ...body } = chatBody({ ...facts, schema: "", tools: "", parameters: {} }, [...messages, asked]);
-  const request = { ...body, stream: false, max_tokens: SUMMARY_TOKENS };
+  // Without thinking, which could take all tokens of the limit.
+  const request = { ...body, stream: false, max_tokens: SUMMARY_TOKENS, reasoning_effort: "none" };
   const response = await requestJson<SummaryReply>("v1/chat/completions", { ...jsonPost(request), signal: abort });
-  const text = response.choices?.[0]?.message?.content?.trim();
+  const [choice] = response.choices ?? [];
+  const text = choice?.message?.content?.trim();
   if (!text) throw new Error("The model wrote nothing.");
+  if (choice?.finish_reason === "length") throw new Error(`The model did not end it within ${SUMMARY_TOKENS} tokens.`);
   return text;
 }
 
 interface SummaryReply {
-  choices?: Array<{ message?: { content?: string | null } }>;
+  choices?: Array<{ message?: { content?: string | null }; finish_reason?: string | null }>;
 }
 
 /** What the tokens of the context are, counted by the server. */

@@ -1,3 +1,4 @@
+import { apiKey } from "../api/key";
 import type { VNode } from "preact";
 import { urlOf } from "../api/http";
 import type { ModelFacts } from "../api/types";
@@ -100,22 +101,30 @@ function DemoNote(): VNode {
   );
 }
 
-function FromCode({ app, model }: { app: App; model: string }): VNode {
-  const page = app.server.page.value;
-  const base = urlOf("v1");
-  const python = `from openai import OpenAI
+/** Return programs in Python and for curl that talk to a model. A key is read from the environment. */
+export function programsFor(base: string, model: string, hasKey: boolean): { python: string; curl: string } {
+  const python = `${hasKey ? "import os\n\n" : ""}from openai import OpenAI
 
-client = OpenAI(base_url="${base}", api_key="none")
+client = OpenAI(base_url="${base}", api_key=${hasKey ? 'os.environ["PACELINE_API_KEY"]' : '"none"'})
 stream = client.chat.completions.create(
-    model="${model}",
+    model=${JSON.stringify(model)},
     messages=[{"role": "user", "content": "Hello!"}],
     stream=True,
 )
 for chunk in stream:
     print(chunk.choices[0].delta.content or "", end="", flush=True)`;
-  const curl = `curl ${base}/chat/completions -H "Content-Type: application/json" -d '{
-  "model": "${model}", "messages": [{"role": "user", "content": "Hello!"}]
+  const quoted = JSON.stringify(model).replaceAll("'", "'\\''"); // within quotes of a shell
+  const key = hasKey ? ' -H "Authorization: Bearer $PACELINE_API_KEY"' : "";
+  const curl = `curl ${base}/chat/completions${key} -H "Content-Type: application/json" -d '{
+  "model": ${quoted}, "messages": [{"role": "user", "content": "Hello!"}]
 }'`;
+  return { python, curl };
+}
+
+function FromCode({ app, model }: { app: App; model: string }): VNode {
+  const page = app.server.page.value;
+  const base = urlOf("v1");
+  const { python, curl } = programsFor(base, model, apiKey() !== "");
   const agent = `paceline launch opencode --url ${urlOf("")}`;
   return (
     <details class="from-code">
