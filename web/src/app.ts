@@ -28,10 +28,15 @@ export function showToast(text: string, action?: Toast["action"]): void {
 }
 
 export async function startApp(): Promise<App> {
-  const store = new ConversationStore(await ConversationDatabase.open());
+  const database = await ConversationDatabase.open(undefined, () => {
+    store.failure.value = "A newer version of this page is open in another tab. Load this tab again: it saves nothing until then.";
+  });
+  const store: ConversationStore = new ConversationStore(database);
   const server = new ServerFacts();
   void server.refresh();
   await store.load();
+  // Else the browser may clear conversations when its disk is full. Some browsers ask a person about it.
+  if (store.list.peek().length) void navigator.storage?.persist?.().catch(() => undefined);
   document.addEventListener("visibilitychange", () => {
     if (document.visibilityState === "visible") void server.refresh(); // it may be another server by now
   });

@@ -24,6 +24,14 @@ describe("the tokens of a conversation", () => {
     expect(contextUse(path(3, { 1: usage(28, 7) }))).toEqual({ tokens: 35 + 18, isExact: false }); // 4 characters a token
   });
 
+  it("are estimated with the system message and tools until they are counted, and never exact with a picture", () => {
+    expect(contextUse(path(1), 35)).toEqual({ tokens: 30, isExact: false });
+    expect(contextUse([], 35)).toEqual({ tokens: 10, isExact: false });
+    expect(contextUse(path(4, { 3: usage(40, 8) }), 35)).toEqual({ tokens: 48, isExact: true });
+    const picture = path(1, { 0: { content: "", attachments: [{ kind: "image", name: "a", url: "data:image/png;base64," }] } });
+    expect(contextUse(picture).isExact).toBe(false);
+  });
+
   it("are those of the messages that are sent", () => {
     const cut = path(4, { 1: usage(28, 7), 2: { contextSince: 100 }, 3: usage(63, 7) });
     expect(sentPart(cut).map((message) => message.id)).toEqual(["2", "3"]);

@@ -232,6 +232,7 @@ describe("a block of code", () => {
 
   it("is saved under the suffix of its language", () => {
     expect(["python", "c++", "JSON", "", "../x"].map(fileName)).toEqual(["code.py", "code.cpp", "code.json", "code.txt", "code.txt"]);
+    for (const name of ["bat", "hta", "exe", "js.exe", "constructor"]) expect(fileName(name)).toBe("code.txt"); // a click would run it
   });
 });
 

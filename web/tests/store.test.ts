@@ -1,5 +1,6 @@
 import "fake-indexeddb/auto";
-import { afterEach, beforeEach, describe, expect, it } from "vitest";
+import { openDB } from "idb";
+import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
 import { ApiError } from "../src/api/errors";
 import { ConversationDatabase } from "../src/conversations/database";
 import type { Transport } from "../src/conversations/reply";
@@ -272,7 +273,7 @@ describe("ConversationStore", () => {
     await store.send(opened, null, "one", []);
     const id = opened.path.peek()[1] as string;
     opened.put({ ...opened.message(id).peek(), state: "stopped", content: "begun ", usage: { prompt_tokens: 4, completion_tokens: 9 } });
-    const usage = { choices: [], usage: { prompt_tokens: 13, completion_tokens: 2 } };
+    const usage = { choices: [], usage: { prompt_tokens: 13, completion_tokens: 2, prompt_tokens_details: { cached_tokens: 12 } } };
     server.start = async (body) => {
       server.bodies.push(body as Record<string, any>);
       return new Response(`${event("and ended")}data: ${JSON.stringify(usage)}\n\ndata: [DONE]\n\n`);
@@ -281,7 +282,8 @@ describe("ConversationStore", () => {
     expect(server.bodies.at(-1)).toMatchObject({ continue_final_message: true, max_tokens: 10 });
     expect(server.bodies.at(-1)?.["messages"].at(-1)).toEqual({ role: "assistant", content: "begun " });
     expect(opened.message(id).peek()).toMatchObject({
-      state: "done", content: "begun and ended", numStreams: 2, usage: { prompt_tokens: 4, completion_tokens: 11 },
+      state: "done", content: "begun and ended", numStreams: 2,
+      usage: { prompt_tokens: 4, completion_tokens: 11, prompt_tokens_details: { cached_tokens: 4 } },
     }); // prettier-ignore
     store.update(opened, { schema: "{}" });
     await store.continueReply(opened, id); // a schema begins at the first character
@@ -558,6 +560,24 @@ describe("ConversationStore", () => {
     await store.flush();
     expect((await database.conversation(opened.id))?.isPinned).toBe(true);
     expect(parseImport(exportText(await store.everything()))[0]?.conversation.isPinned).toBe(true);
+  });
+
+  it("imports all conversations of a file or none", async () => {
+    const opened = store.create();
+    await store.send(opened, null, "one", []);
+    const [good] = parseImport(exportText(await store.everything()));
+    const bad = { ...good, conversation: { ...good?.conversation, id: () => undefined } };
+    await expect(store.add([good, bad] as unknown as Parameters<typeof store.add>[0])).rejects.toThrow();
+    expect(await database.conversations()).toHaveLength(1);
+    expect(store.list.peek()).toHaveLength(1);
+  });
+
+  it("closes the database for a newer version of the page", async () => {
+    const onOutdated = vi.fn();
+    await ConversationDatabase.open("upgraded", onOutdated);
+    const newer = await openDB("upgraded", 2); // waits as long as the older version is open
+    expect(onOutdated).toHaveBeenCalledTimes(1);
+    newer.close();
   });
 
   it("exports everything and imports it beside what there is", async () => {

@@ -12,7 +12,7 @@ function example() {
   }); // prettier-ignore
   const messages = [
     message("1", null, "user", {
-      attachments: [{ kind: "image", name: "a.png", url: PNG }, { kind: "text", name: "a.py", text: "x = 1" }],
+      attachments: [{ kind: "image", name: "a.png", url: PNG }, { kind: "text", name: "a.py", text: "x = 1", tokens: 4 }],
     }),
     message("2", "1", "assistant", {
       reasoning: "r",
@@ -21,7 +21,7 @@ function example() {
       notes: ["n"],
     }),
     message("3", "2", "tool", { toolCallId: "c" }),
-    message("4", "1", "assistant", { state: "streaming" }),
+    message("4", "1", "assistant", { state: "streaming", errorCode: "queue_full", overrides: { model: "n", parameters: { seed: 1 } } }),
   ];
   return { conversation: { ...conversation, chosen: { "": "1", "1": "2", "2": "3" } }, messages };
 }
@@ -44,8 +44,9 @@ describe("export and import", () => {
     expect(after?.messages[1]?.usage?.prompt_tokens_details?.cached_tokens).toBe(2);
     expect(after?.messages[0]?.attachments).toEqual([
       { kind: "image", name: "a.png", url: PNG },
-      { kind: "text", name: "a.py", text: "x = 1" },
+      { kind: "text", name: "a.py", text: "x = 1", tokens: 4 },
     ]);
+    expect(after?.messages[3]).toMatchObject({ errorCode: "queue_full", overrides: { model: "n", parameters: { seed: 1 } } });
   });
 
   it("keep the branch that was shown, and stop what was being generated", () => {

@@ -29,7 +29,7 @@ export function StatusLine({ app, opened }: Props): VNode | null {
   const button = useRef<HTMLButtonElement>(null);
   const numContext = app.server.model(opened.facts.value.model).value?.n_ctx;
   const path = messagesOf(opened);
-  const use = contextUse(path);
+  const use = contextUse(path, numFixed(opened));
   const last = path.at(-1);
   const running = last?.state === "streaming" ? last.id : null;
   if (numContext === undefined) return <div class="status-line" />;
@@ -65,6 +65,11 @@ export function StatusLine({ app, opened }: Props): VNode | null {
       {isOpen && <Breakdown app={app} opened={opened} numContext={numContext} onClose={close} />}
     </div>
   );
+}
+
+function numFixed(opened: OpenConversation): number {
+  const { system, tools } = opened.facts.value;
+  return system.length + tools.length;
 }
 
 function messagesOf(opened: OpenConversation): Message[] {
@@ -190,13 +195,13 @@ function Breakdown({ app, opened, numContext, onClose }: Props & { numContext: n
   const [counts, setCounts] = useState<ReadonlyMap<string, number> | null>(null);
   const [problem, setProblem] = useState<string | null>(null);
   const path = messagesOf(opened);
-  const { tokens } = contextUse(path);
+  const { tokens } = contextUse(path, numFixed(opened));
   const last = path.findLast((message) => message.usage !== undefined);
   useEffect(() => {
     const abort = new AbortController();
     countParts(opened, path, abort.signal).then(setCounts, (error: unknown) => abort.signal.aborted || setProblem(messageOf(error)));
     return () => abort.abort();
-  }, [path.length, last?.state]);
+  }, [path.map((one) => `${one.id} ${one.state} ${one.contextSince}`).join(), opened.facts.value.system]);
   const known = [...(counts?.values() ?? [])].reduce((sum, count) => sum + count, 0);
   const rows = counts && [...counts, ["Template, thinking, tools, images", Math.max(0, tokens - known)] as const].filter(([, count]) => count > 0);
   const isCut = sentPart(path).length < path.length;

@@ -14,15 +14,17 @@ export function sentPart(path: readonly Message[], at = Infinity): readonly Mess
   return path.slice(Math.max(0, path.findLastIndex(({ contextSince = Infinity }) => contextSince < at)));
 }
 
-/** Return the number of tokens of a path with its last reply. */
-export function contextUse(path: readonly Message[]): ContextUse {
+/** Return the number of tokens of a path with its last reply. numFixed: characters of system message and tools, to estimate. */
+export function contextUse(path: readonly Message[], numFixed = 0): ContextUse {
   const sent = sentPart(path);
   const at = sent.findLastIndex((message) => message.usage !== undefined);
   const usage = sent[at]?.usage;
   const isExact = usage !== undefined && (sent[at] as Message).createdAt > (sent[0]?.contextSince ?? 0);
-  const rest = (isExact ? sent.slice(at + 1) : sent).reduce((sum, message) => sum + charactersOf(message), 0);
+  const uncounted = isExact ? sent.slice(at + 1) : sent;
+  const rest = uncounted.reduce((sum, message) => sum + charactersOf(message), isExact ? 0 : numFixed);
+  const hasMedia = uncounted.some((message) => message.attachments?.some((one) => one.kind !== "text"));
   const counted = isExact ? usage.prompt_tokens + usage.completion_tokens : 0;
-  return { tokens: counted + Math.ceil(rest / charactersPerToken(path)), isExact: rest === 0 };
+  return { tokens: counted + Math.ceil(rest / charactersPerToken(path)), isExact: rest === 0 && !hasMedia };
 }
 
 /** Return the message to begin with, so that a path takes half of the context; null: no turn can be dropped. */

@@ -13,13 +13,18 @@ interface Schema extends DBSchema {
 export class ConversationDatabase {
   private constructor(private readonly database: IDBPDatabase<Schema>) {}
 
-  static async open(name = NAME): Promise<ConversationDatabase> {
+  /** onOutdated: called when a newer version of the page needs the database, which is closed for it. */
+  static async open(name = NAME, onOutdated: () => void = () => undefined): Promise<ConversationDatabase> {
     const database = await openDB<Schema>(name, VERSION, {
       upgrade(opened) {
         opened.createObjectStore("conversations", { keyPath: "id" });
         const messages = opened.createObjectStore("messages", { keyPath: "id" });
         messages.createIndex("conversation", "conversation");
         messages.createIndex("state", "state");
+      },
+      blocking(_current, _blocked, event) {
+        (event.target as IDBDatabase).close(); // else the newer version waits for this tab
+        onOutdated();
       },
     });
     return new ConversationDatabase(database);
@@ -69,12 +74,24 @@ export class ConversationDatabase {
 
   /** Save a conversation with messages in one transaction: all of it or nothing. */
   async saveAll(conversation: Conversation, messages: readonly Message[]): Promise<void> {
+    await this.saveMany([{ conversation, messages }]);
+  }
+
+  /** Save conversations with their messages in one transaction: all of them or nothing. */
+  async saveMany(all: ReadonlyArray<{ conversation: Conversation; messages: readonly Message[] }>): Promise<void> {
     const transaction = this.database.transaction(["conversations", "messages"], "readwrite");
-    await Promise.all([
-      transaction.objectStore("conversations").put(conversation),
-      ...messages.map((message) => transaction.objectStore("messages").put(message)),
-      transaction.done,
-    ]);
+    const writes: Promise<unknown>[] = [transaction.done];
+    try {
+      for (const { conversation, messages } of all) {
+        writes.push(transaction.objectStore("conversations").put(conversation));
+        for (const message of messages) writes.push(transaction.objectStore("messages").put(message));
+      }
+      await Promise.all(writes);
+    } catch (error) {
+      if (!transaction.error) transaction.abort(); // a record that cannot be stored does not end it by itself
+      await Promise.allSettled(writes);
+      throw error;
+    }
   }
 
   async deleteMessages(ids: readonly string[]): Promise<void> {

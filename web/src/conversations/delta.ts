@@ -12,7 +12,15 @@ export function withEvent(message: Message, event: ChatEvent, tokens = 0): Messa
   if (choice?.finish_reason) next.finishReason = choice.finish_reason;
   if (event.usage) {
     const { prompt_tokens, completion_tokens } = event.usage;
-    next.usage = { ...event.usage, prompt_tokens: Math.max(0, prompt_tokens - tokens), completion_tokens: completion_tokens + tokens };
+    const { prompt_tokens_details: details } = event.usage;
+    const prompt = Math.max(0, prompt_tokens - tokens);
+    const cached = details?.cached_tokens;
+    next.usage = {
+      ...event.usage,
+      prompt_tokens: prompt,
+      completion_tokens: completion_tokens + tokens,
+      ...(cached !== undefined && { prompt_tokens_details: { ...details, cached_tokens: Math.min(cached, prompt) } }),
+    };
   }
   if (event.timings) next.timings = event.timings;
   for (const warning of event.warnings ?? []) next.notes = withNote(next.notes, warning);

@@ -363,7 +363,7 @@ export class ConversationStore {
     await this.#saving(() => this.database.deleteConversation(id, generation));
     this.#tabs.send({ kind: "deleted", conversation: id, generation });
     return async () => {
-      if (conversation) await this.add([{ conversation: { ...conversation, generation: generation + 1 }, messages }]);
+      if (conversation) await this.#saving(() => this.add([{ conversation: { ...conversation, generation: generation + 1 }, messages }]));
     };
   }
 
@@ -379,10 +379,8 @@ export class ConversationStore {
 
   /** Take in conversations that were imported. */
   async add(imported: ReadonlyArray<{ conversation: Conversation; messages: readonly Message[] }>): Promise<void> {
-    for (const one of imported) {
-      await this.database.saveAll(one.conversation, one.messages);
-      this.#list(one.conversation);
-    }
+    await this.database.saveMany(imported);
+    for (const one of imported) this.#list(one.conversation);
     this.#tabs.send({ kind: "list" });
   }
 

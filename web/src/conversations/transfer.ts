@@ -1,5 +1,5 @@
 import type { ToolCall } from "../api/types";
-import { type Attachment, type Conversation, type Message, type Parameters, newConversation, newId } from "./model";
+import { type Attachment, type Conversation, type Message, type Overrides, type Parameters, newConversation, newId } from "./model";
 
 const FORMAT = "paceline-conversations";
 const VERSION = 1;
@@ -101,7 +101,7 @@ function parseMessage(
     createdAt: asTime(raw["createdAt"], 0),
     state,
   };
-  for (const name of ["reasoning", "toolCallId", "model", "error", "finishReason"] as const) {
+  for (const name of ["reasoning", "toolCallId", "model", "error", "errorCode", "finishReason"] as const) {
     if (raw[name] !== undefined) message[name] = asText(raw[name], `${place}.${name}`);
   }
   if (raw["attachments"] !== undefined) message.attachments = parseAttachments(raw["attachments"], `${place}.attachments`);
@@ -109,6 +109,7 @@ function parseMessage(
   if (raw["notes"] !== undefined) {
     message.notes = asList(raw["notes"], `${place}.notes`).map((one) => asText(one, `${place}.notes`));
   }
+  if (raw["overrides"] !== undefined) message.overrides = parseOverrides(raw["overrides"], `${place}.overrides`);
   if (raw["contextSince"] !== undefined) message.contextSince = asTime(raw["contextSince"], 0);
   addCounts(message, raw);
   return message;
@@ -133,7 +134,10 @@ function parseAttachments(value: unknown, place: string): Attachment[] {
     const raw = asObject(one, `${place}[${index}]`);
     const kind = raw["kind"];
     const name = asText(raw["name"] ?? "", `${place}[${index}].name`).slice(0, 200);
-    if (kind === "text") return { kind, name, text: asText(raw["text"], `${place}[${index}].text`) };
+    if (kind === "text") {
+      const tokens = numbersOf(raw)?.["tokens"];
+      return { kind, name, text: asText(raw["text"], `${place}[${index}].text`), ...(tokens !== undefined && { tokens }) };
+    }
     if (kind !== "image" && kind !== "audio") throw new Error(`${place}[${index}].kind is neither image, audio nor text.`);
     const url = asText(raw["url"], `${place}[${index}].url`);
     if (!DATA_URL.test(url) || !url.startsWith(`data:${kind}/`)) {
@@ -141,6 +145,14 @@ function parseAttachments(value: unknown, place: string): Attachment[] {
     }
     return { kind, url, name };
   });
+}
+
+function parseOverrides(value: unknown, place: string): Overrides {
+  const raw = asObject(value, place);
+  return {
+    ...(raw["model"] !== undefined && { model: asText(raw["model"], `${place}.model`) }),
+    ...(raw["parameters"] !== undefined && { parameters: asObject(raw["parameters"], `${place}.parameters`) as Parameters }),
+  };
 }
 
 function parseCalls(value: unknown, place: string): ToolCall[] {

@@ -14,6 +14,11 @@ const SUFFIXES: Record<string, string> = {
   rust: "rs", shell: "sh", text: "txt", typescript: "ts", yaml: "yml",
 }; // prettier-ignore
 
+/** Languages that are their own suffix. Other names could make a file that a system runs when it is opened. */
+const KNOWN_SUFFIXES = new Set(
+  "c cc cpp cs css csv dart diff ex go h hpp html ini java jl json jsx kt less lua md ml patch php pl py r rb rs scala scss sh sql svg swift tex toml ts tsx txt vue xml yaml yml zig".split(" "),
+);
+
 const HAS_SCRIPT = /<script|\son[a-z]+\s*=|javascript:/i;
 
 const wraps = signal(false); // of all blocks, as a reader who wants it for one wants it for the next
@@ -111,6 +116,6 @@ export function previewOf(code: string, language: string): string | null {
 /** Return the name of a file with a block's code. */
 export function fileName(language: string): string {
   const name = language.toLowerCase();
-  const suffix = SUFFIXES[name] ?? (/^[a-z0-9]{1,10}$/.test(name) ? name : "txt");
+  const suffix = (Object.hasOwn(SUFFIXES, name) && SUFFIXES[name]) || (KNOWN_SUFFIXES.has(name) ? name : "txt");
   return `code.${suffix}`;
 }

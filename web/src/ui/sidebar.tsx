@@ -185,8 +185,12 @@ function leaveKey(app: App): void {
 }
 
 export async function exportAll(app: App): Promise<void> {
-  const text = exportText(await app.store.everything());
-  saveFile(`paceline-conversations-${new Date().toISOString().slice(0, 10)}.json`, text, "application/json");
+  try {
+    const text = exportText(await app.store.everything());
+    saveFile(`paceline-conversations-${new Date().toISOString().slice(0, 10)}.json`, text, "application/json");
+  } catch (error) {
+    showToast(`Nothing was exported. ${messageOf(error)}`);
+  }
 }
 
 async function importFile(app: App, file: File): Promise<void> {
