@@ -142,7 +142,7 @@ def test_reply_is_rewritten_and_continued(endless: Served, open_page: Open) -> N
     chat.page.get_by_role("group", name="Branch 2 of 2").wait_for()
     chat.wait_done()
     assert chat.stored().startswith("Roses are")
-    wait_holds(chat.replies.first, "You wrote this text.")
+    wait_holds(chat.replies.first, "You wrote the beginning of this text.")
 
 
 def test_samples_are_written_at_once_with_other_settings(endless: Served, open_page: Open) -> None:
@@ -159,7 +159,6 @@ def test_samples_are_written_at_once_with_other_settings(endless: Served, open_p
     with chat.page.expect_request("**/v1/chat/completions") as sent:
         form.get_by_role("button", name="Write 3 replies").click()
     assert sent.value.post_data_json["temperature"] == 1.5
-    chat.page.get_by_text("4/4").or_(chat.replies.first).first.wait_for()
     chat.wait_text(20)
     chat.page.keyboard.press("Escape")
     for number in (4, 3, 2):

@@ -167,7 +167,7 @@ def test_settings_are_shown_kept_and_used_for_new_conversations(served: Served, 
         chat.send("Hello.")
     body = sent.value.post_data_json
     assert (body["temperature"], body["response_format"]["type"]) == (0, "json_schema")
-    page.get_by_role("button", name="Stop the reply").or_(chat.replies.first).first.wait_for()
+    wait_count(chat.replies, 1)
 
 
 def test_palette_and_keys_find_and_do(served: Served, open_page: Open, tmp_path: Path) -> None:

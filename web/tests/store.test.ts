@@ -297,7 +297,9 @@ describe("ConversationStore", () => {
     expect(contents(opened)).toEqual(["one", "I say"]);
     expect(opened.tree.siblings(written)).toHaveLength(2);
     expect(server.bodies).toHaveLength(1);
+    expect(opened.message(written).peek().notes).toEqual(["You wrote this text."]);
     await store.continueReply(opened, written);
+    expect(opened.message(written).peek().notes).toEqual(["You wrote the beginning of this text."]);
     expect(server.bodies.at(-1)?.["messages"].at(-1)).toMatchObject({ role: "assistant", content: "I say" });
     expect(contents(opened)[1]).toMatch(/^I say./);
   });

@@ -257,7 +257,7 @@ function Ending({ app, opened, message, isLast }: { app: App; opened: OpenConver
             </button>
           )}
           {again !== null && (
-            <button type="button" class="button" onClick={() => void app.store.retry(opened, message.id)}>
+            <button type="button" class="button" onClick={() => (focusComposer(), void app.store.retry(opened, message.id))}>
               Try again
             </button>
           )}

@@ -12,6 +12,7 @@ const SHOW_MS = 33; // between two drawings of a reply that grows
 const SUMMARY_HEAD = "This is a summary of our conversation so far:";
 const SUMMARY_REPLY = "I will go on from this summary.";
 const EDITED = "You wrote this text.";
+const CONTINUED = "You wrote the beginning of this text.";
 const MOST_FOUND = 30;
 const LINE_BEFORE = 30; // characters before the found text
 const LINE_LENGTH = 120;
@@ -205,7 +206,8 @@ export class ConversationStore {
     if (opened.lacks(id)) return;
     const { finishReason: _, stream: __, error: ___, errorCode: ____, ...kept } = opened.message(id).peek();
     if (kept.state === "streaming" || !canContinue(opened.facts.peek(), kept)) return;
-    const message: Message = { ...kept, state: "streaming" };
+    const notes = kept.notes?.map((note) => (note === EDITED ? CONTINUED : note));
+    const message: Message = { ...kept, state: "streaming", ...(notes && { notes }) };
     opened.put(message);
     await this.#run(opened, message, true);
   }
