@@ -370,7 +370,9 @@ class ServerProcess:
 
         steps = ["import fcntl, runpy, signal, sys, termios"]
         steps += ["fcntl.ioctl(0, termios.TIOCSCTTY, 0)"] if terminal is not None else []
-        steps += ["signal.signal(signal.SIGHUP, signal.SIG_IGN)"] if is_ignored else []
+        steps += [
+            f"signal.signal(signal.SIGHUP, signal.{'SIG_IGN' if is_ignored else 'SIG_DFL'})"
+        ]  # pytest may have it ignored
         steps += ["runpy.run_module('paceline', run_name='__main__')"]
         arguments = ["serve", "--config", str(self.config), "--port", "0", "-np", "1", "-c", "512"]
         self.process = subprocess.Popen(
