@@ -6,7 +6,7 @@ import asyncio
 import gc
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from types import SimpleNamespace
@@ -144,36 +144,35 @@ def test_the_time_of_a_request_counts_before_its_turn(worlds: Any, option: str) 
     assert world.post(prompts=[LARGE]).status_code == 200
 
 
-def test_a_client_that_leaves_ends_the_tokenising_of_its_prompts(worlds: Any) -> None:
-    """After the text that is being tokenised; the turn ends with it, and not before."""
-    world = worlds(**CELLS)
+def leave(world: Any, send: Callable[[], Any]) -> list[int]:
+    """Leave while the first text of a request is tokenised, and return the sizes of the texts that were.
+
+    The turn ends with the text that is being tokenised, and not before.
+    """
     tokenised = Tokenised(world)
     tokenised.gate.clear()
-    connection = world.raw(prompts=[LARGE] * 3)
+    connection = send()
     assert tokenised.begun.wait(60)
     connection.close()
     world.server.until(lambda: is_disconnected(world))
     assert world.server.call(lambda: queue_of(world).enter("another", MAX_TEXT_BYTES).done()) is False
     tokenised.gate.set()
     world.server.do(world.server.service.in_flight.wait_idle())
-    assert tokenised.sizes == [len(LARGE)]
+    return tokenised.sizes
+
+
+def test_a_client_that_leaves_ends_the_tokenising_of_its_prompts(worlds: Any) -> None:
+    """Nothing waits then."""
+    world = worlds(**CELLS)
+    assert leave(world, lambda: world.raw(prompts=[LARGE] * 3)) == [len(LARGE)]
     wait_for_waiting(world, 0)
 
 
 def test_a_client_that_leaves_ends_the_tokenising_of_its_choices(worlds: Any) -> None:
     """A prompt is long if it is long with all of its choices, each of which has it again."""
-    world = worlds(**CELLS)
-    tokenised = Tokenised(world)
-    tokenised.gate.clear()
-    prompt = "x" * 10_000
-    connection = world.server.raw("POST", "/v1/score_choices", {"prompt": prompt, "choices": ["a"] * 300})
-    assert tokenised.begun.wait(60)
-    connection.close()
-    world.server.until(lambda: is_disconnected(world))
-    assert world.server.call(lambda: queue_of(world).enter("another", MAX_TEXT_BYTES).done()) is False
-    tokenised.gate.set()
-    world.server.do(world.server.service.in_flight.wait_idle())
-    assert tokenised.sizes == [len(prompt)]
+    world, prompt = worlds(**CELLS), "x" * 10_000
+    body = {"prompt": prompt, "choices": ["a"] * 300}
+    assert leave(world, lambda: world.server.raw("POST", "/v1/score_choices", body)) == [len(prompt)]
 
 
 def test_a_cancelled_task_ends_the_tokenising_without_a_report() -> None:

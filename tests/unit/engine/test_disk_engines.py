@@ -211,7 +211,7 @@ def test_a_reader_waits_until_the_engine_has_taken_a_range(tmp_path: Path, monke
         asked[-1].set_result(None)
     store.look_up(LOOKUP)
     wait_until(lambda: len(asked) == 10)
-    store.close()  # although nobody takes the last one
+    store.close()  # although the engine does not take the last one
     assert not any(thread.is_alive() for thread in store._threads)
 
 

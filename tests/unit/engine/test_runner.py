@@ -451,7 +451,7 @@ def test_a_thread_ends_that_took_the_last_command_in_a_tick_that_began_before(mo
     monkeypatch.setattr(engine.inbox, "take", take_after_close)
     engine.inbox.put(Cancel(5))  # of no request: a tick begins
     try:
-        engine.runner.ended.result(LONG_S)
+        assert engine.runner.ended.result(LONG_S) is None
     finally:
         engine.close()
 

@@ -1,4 +1,4 @@
-"""Tenants share slots, embedding passes and the encoder, whoever has sent more requests."""
+"""Tenants share slots, embedding passes and the encoder, however many requests each has sent."""
 
 from __future__ import annotations
 
